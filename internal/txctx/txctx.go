@@ -1,0 +1,47 @@
+// Package txctx carries inbox transactions in a context.
+package txctx
+
+import "context"
+
+type ctxKey struct{}
+
+// Frame is one transaction that a context carries. Frames nest when a handler of one inbox runs inside another's.
+type Frame struct {
+	// Native is the transaction as handlers see it: a *sql.Tx, a pgx.Tx.
+	Native any
+
+	// Store and Key tell whose transaction it is.
+	Store, Key any
+
+	outer *Frame
+}
+
+// With returns a context that carries frame, inside of those that ctx carries. The frame belongs to the context
+// afterwards.
+func With(ctx context.Context, frame *Frame) context.Context {
+	frame.outer = innermost(ctx)
+	return context.WithValue(ctx, ctxKey{}, frame)
+}
+
+// Without returns a context that carries no frame.
+func Without(ctx context.Context) context.Context {
+	if innermost(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, ctxKey{}, (*Frame)(nil))
+}
+
+// Find returns the innermost frame that match accepts, or nil.
+func Find(ctx context.Context, match func(*Frame) bool) *Frame {
+	for frame := innermost(ctx); frame != nil; frame = frame.outer {
+		if match(frame) {
+			return frame
+		}
+	}
+	return nil
+}
+
+func innermost(ctx context.Context) *Frame {
+	frame, _ := ctx.Value(ctxKey{}).(*Frame)
+	return frame
+}
