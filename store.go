@@ -10,7 +10,9 @@ import (
 // Store opens transactions that own a claim. It is the only thing that a database has to bring along: order, retries,
 // panic safety and rollback are the [Deduplicator]'s, written once for every store.
 //
-// A Store is safe for concurrent use. Package storetest checks an implementation against this contract.
+// A Store is safe for concurrent use. The errors of Begin and of [Tx].Commit reach Watermill as they are, so they say what
+// failed, as "inbox: claim key: …" does, and keep the driver's error in their chain. Package storetest checks an
+// implementation against this contract.
 type Store interface {
 	// Begin opens a transaction and claims the key as its first statement.
 	//
@@ -25,8 +27,8 @@ type Store interface {
 	Begin(ctx context.Context, claim Claim) (Tx, error)
 }
 
-// Tx is a transaction that a [Store] began. It is used by one goroutine at a time and always ends in a call of
-// Rollback, also after Commit.
+// Tx is a transaction that a [Store] began. It is used by one goroutine at a time, and ends with a Commit that returns
+// nil or with a Rollback, one of which always follows.
 type Tx interface {
 	// Recorded returns what an earlier, committed delivery of the key left, or nil if the claim is this transaction's.
 	Recorded() *Record
@@ -39,7 +41,7 @@ type Tx interface {
 	// (a lost reply); the next Begin for the key finds out which.
 	//
 	// The context bounds Commit as far as the driver allows. Outputs are kept in order; UUID, metadata and payload
-	// byte for byte. With no outputs nothing is stored.
+	// byte for byte. With no outputs nothing is stored. The messages are not kept.
 	Commit(ctx context.Context, outputs []*message.Message) error
 
 	// Rollback undoes everything, the claim included. Once the transaction ended it does nothing and returns nil.

@@ -23,13 +23,6 @@ func With(ctx context.Context, frame *Frame) context.Context {
 	return context.WithValue(ctx, ctxKey{}, frame)
 }
 
-// Without returns a context that carries no frame.
-func Without(ctx context.Context) context.Context {
-	if innermost(ctx) == nil {
-		return ctx
-	}
-	return context.WithValue(ctx, ctxKey{}, (*Frame)(nil))
-}
 
 // Find returns the innermost frame that match accepts, or nil.
 func Find(ctx context.Context, match func(*Frame) bool) *Frame {

@@ -1,0 +1,279 @@
+package inbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-inbox/inbox/internal/txctx"
+)
+
+// delivery is one message, or one call of Process, on its way through the inbox. Either msg and handler are set, or fn.
+type delivery struct {
+	*Deduplicator
+	msg     *message.Message
+	handler message.HandlerFunc
+	fn      func(context.Context) error
+
+	claim  Claim
+	record *Record // of the delivery that this one repeats
+	event  DeliveryEvent
+}
+
+// handleMessage takes the delivery from the message to the messages that the router shall publish.
+func (r *delivery) handleMessage(ctx context.Context) ([]*message.Message, error) {
+	var err error
+	if r.claim.Key, err = r.key(r.msg); err != nil {
+		return nil, r.end(err)
+	}
+	if r.config.Fingerprint {
+		r.claim.Fingerprint = fingerprint(r.msg)
+	}
+	if r.config.StorePayload {
+		r.claim.Message = r.msg
+	}
+
+	outputs, err := r.deliver(ctx)
+	if r.end(err) != nil {
+		return nil, err
+	}
+	if r.record != nil {
+		r.duplicate(len(outputs))
+	}
+	if len(outputs) > 0 && r.published != nil {
+		r.published.watch(ctx, r.msg, r.claim.Key)
+	}
+	return outputs, nil
+}
+
+// duplicate reports that the delivery was skipped.
+func (r *delivery) duplicate(outputs int) {
+	r.config.Logger.Debug("Skipping duplicate message", r.logFields())
+	if r.config.OnDuplicate != nil {
+		r.config.OnDuplicate(OnDuplicateParams{
+			Message:     r.msg,
+			Key:         r.claim.Key,
+			ReceivedAt:  r.record.ReceivedAt,
+			ProcessedAt: r.record.ProcessedAt,
+			Outputs:     outputs,
+		})
+	}
+}
+
+// deliver waits for the key, then runs the unit of transaction, claim and handler until it does not end in a transient
+// error. It returns the recorded messages that were not published yet.
+func (r *delivery) deliver(ctx context.Context) ([]*message.Message, error) {
+	if r.config.ShutdownGrace > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = withGrace(ctx, r.config.ShutdownGrace)
+		defer cancel()
+	}
+	if txctx.Find(ctx, r.isSameClaim) != nil {
+		return nil, errors.New("inbox: begin delivery: the context carries this inbox's transaction for this message " +
+			"already: the middleware was added twice")
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("inbox: begin delivery: %w", endedError{err, ctx.Err()})
+	}
+
+	waitFrom := time.Now()
+	limit := lockTimeout(ctx, r.config.LockTimeout, waitFrom)
+	err := r.inFlight.acquire(ctx, r.claim.Key, limit)
+	waited := time.Since(waitFrom)
+	r.event.Claim += waited
+	if err != nil {
+		return nil, fmt.Errorf("inbox: wait for the delivery in flight: %w", err)
+	}
+	defer r.inFlight.release(r.claim.Key)
+
+	for r.event.Retries = 0; ; r.event.Retries++ {
+		r.claim.LockTimeout = lockTimeout(ctx, max(limit-waited, time.Millisecond), time.Now())
+		outputs, err := r.attempt(ctx)
+		if err == nil || r.event.Retries >= r.config.TransientRetries || !r.IsTransient(err) || !pause(ctx, r.event.Retries) {
+			return outputs, err
+		}
+		r.config.Logger.Debug("Running the message again after a transient error: "+err.Error(), r.logFields())
+	}
+}
+
+func (r *delivery) isSameClaim(frame *txctx.Frame) bool {
+	return frame.Key == any(r.claim.Key) && frame.Store == any(r.config.Store)
+}
+
+// attempt runs the unit once. Whatever happens in it, its transaction is over when attempt is left.
+func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
+	started := time.Now()
+	tx, err := r.config.Store.Begin(ctx, r.claim)
+	claimed := time.Now()
+	r.event.Claim += claimed.Sub(started)
+	if err != nil {
+		return nil, &beginError{withEnd(ctx, err)}
+	}
+	committed := false
+	defer func() { // on an error, a panic and a Goexit alike
+		if !committed {
+			r.rollback(ctx, tx)
+		}
+	}()
+
+	if record := tx.Recorded(); record != nil {
+		if r.claim.Fingerprint != nil && record.Fingerprint != nil && !bytes.Equal(r.claim.Fingerprint, record.Fingerprint) {
+			return nil, ErrPayloadMismatch
+		}
+		r.record, r.event.Outputs = record, len(record.Outputs)
+		return freshCopies(context.WithoutCancel(r.event.Context), record.Outputs), nil
+	}
+
+	txCtx := txctx.With(ctx, &txctx.Frame{Native: tx.Native(), Store: r.config.Store, Key: r.claim.Key})
+	produced, err := r.run(txCtx)
+	handled := time.Now()
+	r.event.Handler += handled.Sub(claimed)
+	if err != nil {
+		r.explain(err)
+		return nil, keepEnd(ctx, err)
+	}
+	outputs, err := r.accept(txCtx, produced)
+	if err != nil {
+		return nil, err
+	}
+
+	r.warnIfSettled()
+	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
+	defer cancel()
+	err = tx.Commit(commitCtx, outputs)
+	r.event.Commit += time.Since(handled)
+	if err != nil {
+		return nil, withEnd(commitCtx, err)
+	}
+	committed = true
+	r.event.Outputs = len(outputs)
+	return outputs, nil
+}
+
+// run runs the handler, or the function given to Process.
+func (r *delivery) run(ctx context.Context) ([]*message.Message, error) {
+	if r.fn != nil {
+		return nil, r.fn(ctx)
+	}
+	r.msg.SetContext(ctx)
+	return r.handler(r.msg)
+}
+
+func (r *delivery) rollback(ctx context.Context, tx Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
+	defer cancel()
+	if err := tx.Rollback(ctx); err != nil {
+		r.config.Logger.Error("Rollback failed; the database undoes the transaction when it sees the connection closed",
+			err, r.logFields())
+	}
+}
+
+// explain logs what usually lies behind the handler's error, which itself is returned untouched.
+func (r *delivery) explain(err error) {
+	if r.explainer == nil {
+		return
+	}
+	if hint := r.explainer.ExplainError(err); hint != "" {
+		r.config.Logger.Error("Handler failed: "+hint, err, r.logFields())
+	}
+}
+
+// warnIfSettled tells of a message that was acknowledged although nothing is committed yet: by its handler, or by
+// Watermill's InstantAck.
+func (r *delivery) warnIfSettled() {
+	if r.msg == nil {
+		return
+	}
+	if acked, _ := settled(r.msg); acked {
+		r.config.Logger.Error("Message was acknowledged before its commit: it is lost if the commit fails",
+			errAckedEarly, r.logFields())
+	}
+}
+
+var errAckedEarly = errors.New("inbox: message acknowledged before its commit")
+
+// lockTimeout cuts the timeout so that it ends before the context does: a wait that the context ends costs the
+// connection.
+func lockTimeout(ctx context.Context, timeout time.Duration, now time.Time) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, deadline.Sub(now)*4/5)
+	}
+	return max(timeout, time.Millisecond)
+}
+
+// pause waits before another attempt, longer each time and never the same; false if the context ended.
+func pause(ctx context.Context, attempt int) bool {
+	base := 5 * time.Millisecond << min(attempt, 6)
+	timer := time.NewTimer(base + rand.N(base))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// withGrace returns a context that lives for grace longer than ctx, except that it keeps ctx's deadline.
+func withGrace(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	graced, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if deadline, ok := ctx.Deadline(); ok {
+		graced, cancel = withDeadline(graced, cancel, deadline)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-graced.Done():
+		}
+	})
+	return graced, func() {
+		stop()
+		cancel()
+	}
+}
+
+func withDeadline(ctx context.Context, cancel context.CancelFunc, deadline time.Time) (context.Context, context.CancelFunc) {
+	limited, cancelLimited := context.WithDeadline(ctx, deadline)
+	return limited, func() {
+		cancelLimited()
+		cancel()
+	}
+}
+
+// beginError marks that a transaction could not be begun, or the key neither be claimed nor be proven a duplicate: it
+// says nothing of the message.
+type beginError struct{ err error }
+
+func (e *beginError) Error() string { return e.err.Error() }
+func (e *beginError) Unwrap() error { return e.err }
+
+// endedError is an error during which the governing context ended. It reads like the error itself, so that what
+// matches a handler's error by its text still does, and is found by errors.Is as the context's error too.
+type endedError struct{ err, end error }
+
+func (e endedError) Error() string   { return e.err.Error() }
+func (e endedError) Unwrap() []error { return []error{e.err, e.end} }
+
+// keepEnd makes errors.Is find the context's error in err if the context ended, and leaves err untouched otherwise.
+func keepEnd(ctx context.Context, err error) error {
+	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
+		return endedError{err, end}
+	}
+	return err
+}
+
+// withEnd is keepEnd for errors of ours, whose text may say it.
+func withEnd(ctx context.Context, err error) error {
+	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
+		return fmt.Errorf("%w (%w)", err, end)
+	}
+	return err
+}
