@@ -1,0 +1,43 @@
+package dialect
+
+import "strings"
+
+const (
+	// HintAborted explains the commit of a transaction in which a statement failed.
+	HintAborted = "an error inside the transaction was swallowed; put Retry and PoisonQueue outside the inbox"
+
+	// HintEnded explains a transaction that is gone before its commit.
+	HintEnded = "the handler ended the transaction itself (a raw ROLLBACK or COMMIT, Commit or Rollback of its *sql.Tx, " +
+		"DDL on MySQL), or the database did and the error was swallowed; the transaction belongs to the inbox"
+
+	// HintBusy explains a connection that cannot take the next statement.
+	HintBusy = "the handler left rows open; close them before it returns"
+
+	// HintSchema explains a table or column that is not there.
+	HintSchema = "create or migrate the inbox table: see InitializeSchema, Migrations and CheckSchema"
+
+	// HintPool explains the wait for a connection that ended without one.
+	HintPool = "no connection became free in time: the pool is too small for the handlers that run at once, or handlers " +
+		"use the database beside their transaction and so need a second connection"
+)
+
+// IsBusy reports whether err says that rows were left open. No driver has a code for it.
+func IsBusy(err error) bool {
+	if err == nil {
+		return false
+	}
+	text := err.Error()
+	return strings.Contains(text, "conn busy") || strings.Contains(text, "busy buffer") ||
+		strings.Contains(text, "unexpected Parse response")
+}
+
+// Hint returns what usually lies behind an error of that class in a handler or a commit, or "".
+func Hint(class Class, err error) string {
+	switch {
+	case class == Aborted:
+		return HintAborted
+	case IsBusy(err):
+		return HintBusy
+	}
+	return ""
+}
