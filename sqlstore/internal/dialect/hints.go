@@ -41,3 +41,15 @@ func Hint(class Class, err error) string {
 	}
 	return ""
 }
+
+// CommitHint returns what usually lies behind an error of that class from COMMIT, or "". COMMIT of an aborted transaction
+// is an error without a code in pgx and lib/pq.
+func CommitHint(class Class, err error) string {
+	if text := err.Error(); strings.Contains(text, "resulted in rollback") || strings.Contains(text, "failed transaction") {
+		return HintAborted
+	}
+	if strings.Contains(err.Error(), "unexpected transaction status") {
+		return HintEnded
+	}
+	return Hint(class, err)
+}

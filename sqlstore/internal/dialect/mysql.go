@@ -24,7 +24,7 @@ func (s *Statements) ClaimWithin(d time.Duration) string {
 
 // MySQL returns the statements of MySQL and MariaDB.
 func MySQL(table Table) *Statements {
-	t := table.quoted("`")
+	t := table.Quoted("`")
 	in := strings.NewReplacer("{table}", t).Replace
 	return &Statements{
 		Claim: in(`

@@ -17,7 +17,7 @@ func LockTimeoutParam(d time.Duration) string {
 
 // PostgreSQL returns PostgreSQL's statements.
 func PostgreSQL(table Table) *Statements {
-	t := table.quoted(`"`)
+	t := table.Quoted(`"`)
 	in := strings.NewReplacer("{table}", t).Replace
 	return &Statements{
 		// lock_timeout is set for this statement alone: RETURNING gives the session's own value back before the handler

@@ -5,7 +5,7 @@ import "strings"
 // SQLite returns SQLite's statements.
 func SQLite(table Table) *Statements {
 	in := strings.NewReplacer(
-		"{table}", table.quoted(`"`),
+		"{table}", table.Quoted(`"`),
 		"{now}", `strftime('%Y-%m-%d %H:%M:%f', 'now')`,
 		"{cutoff}", `strftime('%Y-%m-%d %H:%M:%f', 'now', (?1 / -1000000.0) || ' seconds')`,
 		"{received_at}", `strftime('%s', received_at) * 1000000 + substr(received_at, 21, 3) * 1000`,

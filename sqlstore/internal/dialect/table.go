@@ -42,8 +42,8 @@ func ParseTable(name string) (Table, error) {
 	return Table{Schema: schema, Name: table}, nil
 }
 
-// quoted returns the qualified name in quotes. ParseTable let none into it.
-func (t Table) quoted(quote string) string {
+// Quoted returns the qualified name in quotes. ParseTable let none into it.
+func (t Table) Quoted(quote string) string {
 	if t.Schema == "" {
 		return quote + t.Name + quote
 	}

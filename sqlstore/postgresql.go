@@ -1,0 +1,179 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"reflect"
+	"time"
+
+	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
+)
+
+type postgreSQL struct{}
+
+func (postgreSQL) statements(table dialect.Table) *dialect.Statements {
+	return dialect.PostgreSQL(table)
+}
+
+func (postgreSQL) classify(err error) dialect.Class { return dialect.ClassifyPostgreSQL(err) }
+
+func (postgreSQL) claimStatement(_ context.Context, s *Store, claim inbox.Claim) (claimStatement, error) {
+	fingerprint, payload, metadata := claimArgs(claim)
+	return claimStatement{query: s.statements.Claim, args: []any{
+		claim.Key.Consumer, claim.Key.MessageID, dialect.LockTimeoutParam(claim.LockTimeout), fingerprint, payload, metadata,
+	}}, nil
+}
+
+// mustSeal saves the round trip where the driver knows the state of the session, and the transaction is too young for its
+// processed_at, written with the claim, to matter. PostgreSQL loses no transaction silently, but a handler can end it with
+// a raw ROLLBACK, and COMMIT without a transaction is no error.
+func (postgreSQL) mustSeal(t *Tx) (bool, error) {
+	if time.Since(t.began) > dialect.SealAfter {
+		return true, nil
+	}
+	must := true
+	err := t.conn.Raw(func(driverConn any) error {
+		status, known := transactionStatus(driverConn)
+		must = !known
+		switch {
+		case known && status == 'I':
+			return errClaimLost
+		case known && status == 'E':
+			return errAborted
+		}
+		return nil
+	})
+	return must, err
+}
+
+var errAborted = errors.New("the transaction is aborted: " + dialect.HintAborted)
+
+// transactionStatus returns the session's state as the server reported it last, if the driver is pgx: 'I' idle, 'T' in a
+// transaction, 'E' in an aborted one. For lib/pq, which looks at it before each COMMIT, it is always 'T'. Other drivers,
+// and those that wrap these two, are unknown.
+func transactionStatus(driverConn any) (status byte, known bool) {
+	conn := reflect.ValueOf(driverConn)
+	if conn.Kind() != reflect.Pointer {
+		return 0, false
+	}
+	switch conn.Type().Elem().PkgPath() {
+	case "github.com/lib/pq":
+		return 'T', true
+	case "github.com/jackc/pgx/v5/stdlib":
+		native := call(conn.MethodByName("Conn"))
+		if !native.IsValid() {
+			return 0, false
+		}
+		if pgConn := call(native.MethodByName("PgConn")); pgConn.IsValid() {
+			if session, ok := pgConn.Interface().(interface{ TxStatus() byte }); ok {
+				return session.TxStatus(), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// call calls a method without arguments and with one result, and returns the result, if it is one.
+func call(method reflect.Value) reflect.Value {
+	if !method.IsValid() || method.Type().NumIn() != 0 || method.Type().NumOut() != 1 {
+		return reflect.Value{}
+	}
+	return method.Call(nil)[0]
+}
+
+// createSchema takes a lock, since concurrent CREATE … IF NOT EXISTS fail with violations of the catalog's keys.
+func (postgreSQL) createSchema(ctx context.Context, s *Store, statements []string) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte("inbox schema " + s.config.Table))
+	if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1::bigint)", int64(hash.Sum64())); err != nil { //nolint:gosec // any number
+		return err
+	}
+	for _, statement := range statements {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+func (postgreSQL) tableFaults(ctx context.Context, s *Store) ([]string, error) {
+	name := s.table.Quoted(`"`)
+	var kind, persistence string
+	err := s.db.QueryRowContext(ctx, `
+SELECT relkind::text, relpersistence::text FROM pg_class WHERE oid = to_regclass($1::text)`, name).Scan(&kind, &persistence)
+	if errors.Is(err, sql.ErrNoRows) {
+		return []string{"the table is missing"}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var faults []string
+	if kind != "r" && kind != "p" {
+		faults = append(faults, "it is not a table")
+	}
+	if persistence != "p" {
+		faults = append(faults, "the table is unlogged or temporary: a crash of the server would empty it")
+	}
+
+	columns, err := queryColumns(ctx, s.db, `
+SELECT a.attname::text,
+	format_type(a.atttypid, a.atttypmod) || CASE WHEN c.collisdeterministic THEN '' WHEN c.oid IS NULL THEN '' ELSE
+		' COLLATE ' || c.collname END,
+	a.attnotnull
+FROM pg_attribute AS a
+LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+WHERE a.attrelid = to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped`, name)
+	if err != nil {
+		return nil, err
+	}
+	faults = append(faults, columns.faults([]wantColumn{
+		{"consumer", "text", notNull},
+		{"message_id", "text", notNull},
+		{"received_at", "timestamp with time zone", notNull},
+		{"processed_at", "timestamp with time zone", either},
+		{"fingerprint", "bytea", mustBeNullable},
+		{"payload", "bytea", mustBeNullable},
+		{"metadata", "bytea", mustBeNullable},
+		{"outputs", "bytea", mustBeNullable},
+		{"outputs_published_at", "timestamp with time zone", mustBeNullable},
+	})...)
+
+	indexes, err := queryStrings(ctx, s.db, `
+SELECT CASE WHEN i.indisprimary THEN 'primary key ' WHEN i.indisunique THEN 'unique index ' ELSE 'index ' END
+	|| '(' || string_agg(a.attname, ', ' ORDER BY k.position) || ')'
+	|| coalesce(' WHERE ' || btrim(pg_get_expr(i.indpred, i.indrelid), '()'), '')
+FROM pg_index AS i
+CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, position)
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = to_regclass($1::text) AND i.indisvalid AND k.position <= i.indnkeyatts
+GROUP BY i.indexrelid, i.indisprimary, i.indisunique, i.indpred, i.indrelid`, name)
+	if err != nil {
+		return nil, err
+	}
+	faults = append(faults, missingIndexes(indexes, "primary key (consumer, message_id)",
+		"index (received_at) WHERE outputs IS NULL", "index (received_at) WHERE outputs IS NOT NULL")...)
+
+	privileges, err := queryStrings(ctx, s.db, `
+SELECT privilege
+FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+WHERE NOT has_table_privilege(to_regclass($1::text), privilege)`, name)
+	for _, privilege := range privileges {
+		faults = append(faults, fmt.Sprintf("the user lacks the privilege %s", privilege))
+	}
+	return faults, err
+}
+
+func (postgreSQL) settingFaults(context.Context, *Store) ([]string, error) { return nil, nil }
+
+func (postgreSQL) deleteExpired(ctx context.Context, s *Store, age int64, limit int) (int, error) {
+	return s.deleteInOneStatement(ctx, age, limit)
+}

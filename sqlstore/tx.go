@@ -1,0 +1,315 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
+)
+
+// maxBegins bounds how often Begin starts over because the row that kept it from claiming the key was gone when it looked.
+const maxBegins = 5
+
+// cleanupTimeout bounds what has to be done after the caller's context may have ended.
+const cleanupTimeout = 5 * time.Second
+
+var _ inbox.Tx = (*Tx)(nil)
+
+// Tx is an [inbox.Tx] over a *sql.Tx.
+type Tx struct {
+	store  *Store
+	key    inbox.Key
+	record *inbox.Record
+	began  time.Time
+
+	// The transaction has a connection of its own, so that waiting for one ends with the context of Begin, and so that the
+	// connection is at hand when it has to be inspected or thrown away. Its context is not the caller's: the transaction
+	// outlives Begin, and database/sql would roll it back in the middle of a commit.
+	conn   *sql.Conn
+	tx     *sql.Tx
+	cancel context.CancelFunc
+	ended  bool
+}
+
+// Begin implements [inbox.Store]. Waiting for a connection of the pool ends with ctx.
+func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) {
+	for range maxBegins {
+		tx, err := s.begin(ctx, claim)
+		if err == nil {
+			return tx, nil
+		}
+		if s.database.classify(err) == dialect.StaleStatement && s.prepared != nil {
+			s.prepared.forget()
+		} else if !errors.Is(err, errRowGone) {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, s.wrap(ctx, "claim key", err)
+		}
+	}
+	return nil, fmt.Errorf("inbox: claim key: %w, %d times in a row", errRowGone, maxBegins)
+}
+
+// errRowGone means that a row kept the claim from being made, but was not there to be looked at: its transaction rolled
+// back, or it was deleted.
+var errRowGone = errors.New("the key could neither be claimed nor be found")
+
+// begin returns a transaction that owns the claim, or one that is over and has a record.
+func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error) {
+	statement, err := s.database.claimStatement(ctx, s, claim)
+	if err == nil && s.prepared != nil {
+		err = s.prepared.prepare(ctx, statement.query, s.statements.Record, s.statements.Seal, s.statements.SealOutputs)
+	}
+	if err != nil {
+		return nil, s.wrapPool(ctx, "prepare claim", err)
+	}
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, s.wrapPool(ctx, "begin transaction", err)
+	}
+	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t := &Tx{store: s, key: claim.Key, began: time.Now(), conn: conn, cancel: cancel}
+	detach := context.AfterFunc(ctx, cancel)
+	defer detach()
+	if t.tx, err = conn.BeginTx(txCtx, &s.config.TxOptions); err != nil {
+		_ = t.release(ctx, err)
+		return nil, s.wrap(ctx, "begin transaction", err)
+	}
+
+	claimed, err := t.claim(ctx, statement)
+	if err == nil && !claimed {
+		t.record, err = t.selectRecord(ctx)
+	}
+	if err == nil && claimed && !detach() {
+		err = ctx.Err() // its end undoes the transaction at this moment
+	}
+	if err != nil || !claimed {
+		// A record that was found is proof enough, whatever becomes of the transaction that found it.
+		_ = t.abandon(ctx)
+	}
+	switch {
+	case errors.Is(err, inbox.ErrInFlight):
+		return nil, err
+	case errors.Is(err, dialect.ErrUnsealed):
+		return nil, fmt.Errorf("inbox: claim key: consumer %q, message %q: %w", claim.Key.Consumer, claim.Key.MessageID, err)
+	case err != nil:
+		return nil, s.wrap(ctx, "claim key", err)
+	case claimed:
+		s.mu.Lock()
+		s.live[t.tx] = struct{}{}
+		s.mu.Unlock()
+	}
+	return t, nil
+}
+
+// wrapPool wraps an error that a wait for a connection may have ended in.
+func (s *Store) wrapPool(ctx context.Context, doing string, err error) error {
+	if stats := s.db.Stats(); ctx.Err() != nil && stats.MaxOpenConnections > 0 && stats.InUse >= stats.MaxOpenConnections {
+		return wrap(ctx, doing, err, dialect.HintPool)
+	}
+	return s.wrap(ctx, doing, err)
+}
+
+// claim runs the claim, and reports whether the key is ours: if not, a row was in the way.
+func (t *Tx) claim(ctx context.Context, statement claimStatement) (bool, error) {
+	claimCtx := ctx
+	if statement.timeout > 0 {
+		var cancel context.CancelFunc
+		claimCtx, cancel = context.WithTimeout(ctx, statement.timeout)
+		defer cancel()
+	}
+	result, err := t.exec(claimCtx, statement.query, statement.args...)
+	if err == nil {
+		rows, err := result.RowsAffected()
+		return rows == 1, err
+	}
+	switch class := t.store.database.classify(err); {
+	case class == dialect.UniqueViolation && t.store.config.Dialect == MySQL:
+		return false, nil
+	case class == dialect.LockTimeout, claimCtx.Err() != nil && ctx.Err() == nil:
+		return false, fmt.Errorf("%w: %w", inbox.ErrInFlight, err)
+	}
+	return false, err
+}
+
+func (t *Tx) selectRecord(ctx context.Context) (*inbox.Record, error) {
+	var (
+		receivedAt           int64
+		processedAt          *int64
+		fingerprint, outputs []byte
+	)
+	err := t.queryRow(ctx, t.store.statements.Record, t.key.Consumer, t.key.MessageID).
+		Scan(&receivedAt, &processedAt, &fingerprint, &outputs)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, errRowGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	return dialect.NewRecord(receivedAt, processedAt, fingerprint, outputs)
+}
+
+func (t *Tx) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if stmt := t.prepared(query); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
+	}
+	return t.tx.ExecContext(ctx, query, args...)
+}
+
+func (t *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
+	if stmt := t.prepared(query); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
+	}
+	return t.tx.QueryRowContext(ctx, query, args...)
+}
+
+func (t *Tx) prepared(query string) *sql.Stmt {
+	if t.store.prepared == nil {
+		return nil
+	}
+	return t.store.prepared.get(query)
+}
+
+// Recorded implements [inbox.Tx].
+func (t *Tx) Recorded() *inbox.Record { return t.record }
+
+// Native implements [inbox.Tx]. It returns a *sql.Tx.
+func (t *Tx) Native() any { return t.tx }
+
+// Commit implements [inbox.Tx]. On PostgreSQL and SQLite ctx bounds all of it. On MySQL it does not bound the COMMIT
+// itself, which the driver waits for as long as the readTimeout of its DSN allows.
+func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
+	if t.ended {
+		return errors.New("inbox: commit: the transaction is over")
+	}
+	if err := t.seal(ctx, outputs); err != nil {
+		if t.store.prepared != nil && t.store.database.classify(err) == dialect.StaleStatement {
+			t.store.prepared.forget()
+		}
+		_ = t.abandon(ctx)
+		return t.store.wrap(ctx, "seal record", err)
+	}
+	stop := context.AfterFunc(ctx, t.cancel)
+	err := t.tx.Commit()
+	stop()
+	_ = t.release(ctx, err)
+	if err != nil {
+		return t.wrapCommit(ctx, err)
+	}
+	return nil
+}
+
+var errClaimLost = errors.New("the transaction does not own its claim any more (" + dialect.HintEnded + ")")
+
+// seal records the outputs, and proves that the transaction still is the one that made the claim.
+func (t *Tx) seal(ctx context.Context, outputs []*message.Message) error {
+	query, args := t.store.statements.Seal, []any{t.key.Consumer, t.key.MessageID}
+	if len(outputs) > 0 {
+		query = t.store.statements.SealOutputs
+		args = []any{dialect.EncodeMessages(outputs), t.key.Consumer, t.key.MessageID}
+	} else if must, err := t.store.database.mustSeal(t); err != nil || !must {
+		return errors.Join(err, ctx.Err())
+	}
+	result, err := t.exec(ctx, query, args...)
+	if err != nil {
+		if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+			return fmt.Errorf("%w: %w", errClaimLost, err)
+		}
+		return err
+	}
+	rows, err := result.RowsAffected()
+	if err != nil {
+		return err
+	}
+	if rows != 1 {
+		return errClaimLost
+	}
+	return nil
+}
+
+func (t *Tx) wrapCommit(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return t.store.wrap(ctx, "commit", err)
+	case errors.Is(err, sql.ErrTxDone):
+		return wrap(ctx, "commit", err, dialect.HintEnded)
+	}
+	return wrap(ctx, "commit", err, dialect.CommitHint(t.store.database.classify(err), err))
+}
+
+// Rollback implements [inbox.Tx]. A connection that is lost, or that cannot be brought out of its transaction, is closed,
+// which undoes the transaction as well.
+func (t *Tx) Rollback(ctx context.Context) error {
+	if t.ended {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, t.cancel)
+	err := t.tx.Rollback()
+	stop()
+	if unclean := t.release(ctx, err); unclean != nil && !isConnectionLost(unclean) {
+		return wrap(ctx, "roll back", errors.Join(err, unclean), "")
+	}
+	return nil
+}
+
+// abandon rolls back, also when the caller's context ended.
+func (t *Tx) abandon(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return t.Rollback(ctx)
+}
+
+// release gives the connection back to the pool after the transaction ended in err. If it may still be in a transaction
+// and cannot be brought out of it, it is closed instead, and release says why.
+func (t *Tx) release(ctx context.Context, err error) error {
+	t.ended = true
+	t.store.mu.Lock()
+	delete(t.store.live, t.tx)
+	t.store.mu.Unlock()
+	defer func() {
+		t.cancel()
+		_ = t.conn.Close()
+	}()
+	if err == nil {
+		return nil
+	}
+	if t.store.config.Dialect == SQLite {
+		ctx = context.WithoutCancel(ctx) // it waits for nobody, and closing the connection may drop an in-memory database
+	}
+	_, err = t.conn.ExecContext(ctx, "ROLLBACK")
+	if t.store.config.Dialect == SQLite && t.store.database.classify(err) == dialect.Schema {
+		return nil // SQLITE_ERROR: there is no transaction
+	}
+	if err != nil {
+		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+	return err
+}
+
+// isConnectionLost reports whether err says that the connection was closed before, which undid its transaction.
+func isConnectionLost(err error) bool {
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, context.Canceled)
+}
+
+// nullable returns NULL for nil, whatever the driver makes of a nil slice.
+func nullable(b []byte) any {
+	if b == nil {
+		return nil
+	}
+	return b
+}
+
+// claimArgs returns fingerprint, payload and metadata of a claim.
+func claimArgs(claim inbox.Claim) (fingerprint, payload, metadata any) {
+	if claim.Message != nil {
+		payload, metadata = append([]byte{}, claim.Message.Payload...), dialect.EncodeMetadata(claim.Message.Metadata)
+	}
+	return nullable(claim.Fingerprint), payload, metadata
+}
