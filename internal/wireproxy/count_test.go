@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -84,8 +85,7 @@ func (p *peer) expect(messages ...[]byte) {
 func (p *peer) expectEnd() {
 	p.t.Helper()
 	rest, err := io.ReadAll(p)
-	var timeout net.Error
-	if len(rest) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
+	if len(rest) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 		p.t.Errorf("received %q (%v), want the end of the connection", rest, err)
 	}
 }

@@ -2,6 +2,7 @@ package wireproxy
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 )
 
@@ -60,6 +61,20 @@ type Fault struct {
 	N int
 }
 
+// Statement returns a [Fault].Match for the messages at which the server executes a statement that begins with the prefix,
+// in any case: Query and Execute, COM_QUERY and COM_STMT_EXECUTE.
+func Statement(prefix string) func(Message) bool {
+	return func(m Message) bool {
+		switch m.Name {
+		case "Query", "Execute", "COM_QUERY", "COM_STMT_EXECUTE":
+			text := strings.TrimSpace(m.Text)
+			return len(text) >= len(prefix) && strings.EqualFold(text[:len(prefix)], prefix)
+		default:
+			return false
+		}
+	}
+}
+
 // Trap is an armed [Fault].
 type Trap struct {
 	proxy    *Proxy
@@ -113,7 +128,6 @@ func (t *Trap) springs(message Message) bool {
 		return false
 	}
 	t.message = message
-	t.proxy.trap = nil
 	close(t.fired)
 	return true
 }

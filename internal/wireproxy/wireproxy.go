@@ -319,8 +319,9 @@ func (p *Proxy) see(message Message, roundTrip, faultable bool) *Trap {
 	if p.recording {
 		p.messages = append(p.messages, message)
 	}
-	if faultable && p.trap != nil && p.trap.springs(message) {
-		return p.trap
+	if trap := p.trap; faultable && trap != nil && trap.springs(message) {
+		p.trap = nil
+		return trap
 	}
 	return nil
 }
