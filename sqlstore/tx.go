@@ -14,7 +14,8 @@ import (
 	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
 )
 
-// maxBegins bounds how often Begin starts over because the row that kept it from claiming the key was gone when it looked.
+// maxBegins bounds how often Begin starts over: because the row that kept it from claiming the key was gone when it looked,
+// or because a prepared statement was.
 const maxBegins = 5
 
 // cleanupTimeout bounds what has to be done after the caller's context may have ended.
@@ -40,21 +41,25 @@ type Tx struct {
 
 // Begin implements [inbox.Store]. Waiting for a connection of the pool ends with ctx.
 func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) {
+	var err error
 	for range maxBegins {
-		tx, err := s.begin(ctx, claim)
-		if err == nil {
+		var tx *Tx
+		if tx, err = s.begin(ctx, claim); err == nil {
 			return tx, nil
 		}
-		if s.database.classify(err) == dialect.StaleStatement && s.prepared != nil {
-			s.prepared.forget()
-		} else if !errors.Is(err, errRowGone) {
+		switch {
+		case ctx.Err() != nil:
+			return nil, err
+		case errors.Is(err, errRowGone):
+		case s.database.classify(err) == dialect.StaleStatement:
+			if s.prepared != nil {
+				s.prepared.forget()
+			}
+		default:
 			return nil, err
 		}
-		if ctx.Err() != nil {
-			return nil, s.wrap(ctx, "claim key", err)
-		}
 	}
-	return nil, fmt.Errorf("inbox: claim key: %w, %d times in a row", errRowGone, maxBegins)
+	return nil, err
 }
 
 // errRowGone means that a row kept the claim from being made, but was not there to be looked at: its transaction rolled
@@ -309,7 +314,10 @@ func nullable(b []byte) any {
 // claimArgs returns fingerprint, payload and metadata of a claim.
 func claimArgs(claim inbox.Claim) (fingerprint, payload, metadata any) {
 	if claim.Message != nil {
-		payload, metadata = append([]byte{}, claim.Message.Payload...), dialect.EncodeMetadata(claim.Message.Metadata)
+		payload, metadata = []byte(claim.Message.Payload), dialect.EncodeMetadata(claim.Message.Metadata)
+		if claim.Message.Payload == nil {
+			payload = []byte{} // NULL is for payloads that were not stored
+		}
 	}
 	return nullable(claim.Fingerprint), payload, metadata
 }

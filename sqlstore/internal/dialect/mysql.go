@@ -7,10 +7,10 @@ import (
 )
 
 // ClaimWithin returns MariaDB's claim, whose wait for a lock is bounded by about d, for this statement alone. The server
-// counts whole seconds, and they have to be in the text: d is rounded down to one of few values (up to 1 s if it is
-// shorter), so that there are few texts to prepare.
+// counts whole seconds, at least one of which is waited, and they have to be in the text: there are few of them, so that
+// there are few texts to prepare.
 func (s *Statements) ClaimWithin(d time.Duration) string {
-	seconds := max(int64(d/time.Second), 1)
+	seconds := max(int64(d.Round(time.Second)/time.Second), 1)
 	switch {
 	case seconds > 3600:
 		seconds = 3600
@@ -71,7 +71,7 @@ LIMIT 1`),
 		CountStranded: in(`
 SELECT COUNT(*)
 FROM {table}
-WHERE outputs_pending = TRUE AND received_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND`),
+WHERE outputs_pending = TRUE AND received_at <= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND`),
 
 		Stranded: in(`
 SELECT consumer, message_id,
@@ -79,7 +79,7 @@ SELECT consumer, message_id,
 	TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', processed_at),
 	outputs
 FROM {table}
-WHERE outputs_pending = TRUE AND received_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
+WHERE outputs_pending = TRUE AND received_at <= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
 	AND (received_at, consumer, message_id) > (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL ? MICROSECOND, ?, ?)
 ORDER BY received_at, consumer, message_id
 LIMIT ?`),

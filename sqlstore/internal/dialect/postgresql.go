@@ -17,8 +17,11 @@ func LockTimeoutParam(d time.Duration) string {
 
 // PostgreSQL returns PostgreSQL's statements.
 func PostgreSQL(table Table) *Statements {
-	t := table.Quoted(`"`)
-	in := strings.NewReplacer("{table}", t).Replace
+	in := strings.NewReplacer(
+		"{table}", table.Quoted(`"`),
+		"{cutoff}", "statement_timestamp() - $1::bigint * interval '1 microsecond'",
+		"{seal_after}", "interval '"+strconv.FormatInt(SealAfter.Milliseconds(), 10)+" milliseconds'",
+	).Replace
 	return &Statements{
 		// lock_timeout is set for this statement alone: RETURNING gives the session's own value back before the handler
 		// runs. Where nothing is inserted and so nothing returned, the transaction is rolled back, and the setting with
@@ -58,8 +61,8 @@ WITH expired AS (
 	SELECT consumer, message_id
 	FROM {table}
 	WHERE outputs IS NULL
-		AND received_at < statement_timestamp() - interval '100 milliseconds' - $1::bigint * interval '1 microsecond'
-		AND processed_at < statement_timestamp() - interval '100 milliseconds' - $1::bigint * interval '1 microsecond'
+		AND received_at < {cutoff} - {seal_after}
+		AND processed_at < {cutoff} - {seal_after}
 	ORDER BY received_at
 	LIMIT $2::bigint
 	FOR UPDATE SKIP LOCKED
@@ -78,14 +81,14 @@ LIMIT 1`),
 		CountStranded: in(`
 SELECT count(*)
 FROM {table}
-WHERE outputs IS NOT NULL AND received_at < statement_timestamp() - $1::bigint * interval '1 microsecond'`),
+WHERE outputs IS NOT NULL AND received_at <= {cutoff}`),
 
 		Stranded: in(`
 SELECT consumer, message_id,
 	(extract(epoch FROM received_at) * 1000000)::bigint, (extract(epoch FROM processed_at) * 1000000)::bigint,
 	outputs
 FROM {table}
-WHERE outputs IS NOT NULL AND received_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+WHERE outputs IS NOT NULL AND received_at <= {cutoff}
 	AND (received_at, consumer, message_id)
 		> (timestamptz '1970-01-01 00:00:00+00' + $2::bigint * interval '1 microsecond', $3::text, $4::text)
 ORDER BY received_at, consumer, message_id

@@ -54,12 +54,12 @@ LIMIT 1`),
 		CountStranded: in(`
 SELECT count(*)
 FROM {table}
-WHERE outputs IS NOT NULL AND received_at < {cutoff}`),
+WHERE outputs IS NOT NULL AND received_at <= {cutoff}`),
 
 		Stranded: in(`
 SELECT consumer, message_id, {received_at}, {processed_at}, outputs
 FROM {table}
-WHERE outputs IS NOT NULL AND received_at < {cutoff}
+WHERE outputs IS NOT NULL AND received_at <= {cutoff}
 	AND (received_at, consumer, message_id) > (strftime('%Y-%m-%d %H:%M:%f', ?2 / 1000000.0, 'unixepoch'), ?3, ?4)
 ORDER BY received_at, consumer, message_id
 LIMIT ?5`),
