@@ -125,7 +125,11 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 		if r.claim.Fingerprint != nil && record.Fingerprint != nil && !bytes.Equal(r.claim.Fingerprint, record.Fingerprint) {
 			return nil, ErrPayloadMismatch
 		}
-		r.record, r.event.Outputs = record, len(record.Outputs)
+		r.record = record
+		if len(record.Outputs) == 0 || r.published != nil && r.published.proven(r.claim.Key) {
+			return nil, nil
+		}
+		r.event.Outputs = len(record.Outputs)
 		return freshCopies(context.WithoutCancel(r.event.Context), record.Outputs), nil
 	}
 

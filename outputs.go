@@ -62,9 +62,6 @@ func (r *delivery) accept(ctx context.Context, produced []*message.Message) ([]*
 // can be set, and acknowledgments independent of the originals, of which one may be the incoming message itself. A
 // message without a UUID gets one, since only a UUID lets the next inbox absorb repeats.
 func freshCopies(ctx context.Context, msgs []*message.Message) []*message.Message {
-	if len(msgs) == 0 {
-		return nil
-	}
 	copies := make([]*message.Message, len(msgs))
 	for i, msg := range msgs {
 		uuid := msg.UUID

@@ -143,6 +143,16 @@ func (p *publishedMarker) mark(ctx context.Context, keys []Key) error {
 	return nil
 }
 
+// proven reports whether the key's outputs were published and the mark is only still to be written.
+func (p *publishedMarker) proven(key Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.unmarked, key) || slices.ContainsFunc(p.watched, func(m handedOut) bool {
+		acked, _ := settled(m.msg)
+		return acked && m.key == key
+	})
+}
+
 // close lets the goroutine finish its work, and stops it when ctx ends.
 func (p *publishedMarker) close(ctx context.Context) error {
 	p.mu.Lock()

@@ -23,7 +23,6 @@ func With(ctx context.Context, frame *Frame) context.Context {
 	return context.WithValue(ctx, ctxKey{}, frame)
 }
 
-
 // Find returns the innermost frame that match accepts, or nil.
 func Find(ctx context.Context, match func(*Frame) bool) *Frame {
 	for frame := innermost(ctx); frame != nil; frame = frame.outer {
