@@ -199,7 +199,7 @@ func (r *Relay) relay(ctx context.Context, sweep *sweep) (claimed int, err error
 		return len(batch), publishErr
 	}
 	_, err = bounded(txCtx, r.config.StatementTimeout, cancel, func(ctx context.Context) (struct{}, error) {
-		if _, err := tx.ExecContext(ctx, r.table.deleteRows(published)); err != nil {
+		if _, err := tx.ExecContext(ctx, r.table.delete(published)); err != nil {
 			return struct{}{}, err
 		}
 		committed = true
