@@ -1,7 +1,5 @@
 package dialect
 
-import "reflect"
-
 // Class says what an error means for a transaction.
 type Class int
 
@@ -59,19 +57,10 @@ func ClassifyPostgreSQL(err error) Class {
 	})
 }
 
-// ClassifyMySQL returns the class of an error that go-sql-driver returned. Its code is in a field, which takes reflection
-// to read without the driver.
+// ClassifyMySQL returns the class of an error that go-sql-driver returned.
 func ClassifyMySQL(err error) Class {
 	return classify(err, func(err error) Class {
-		v := reflect.ValueOf(err)
-		if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
-			return Other
-		}
-		number := v.Elem().FieldByName("Number")
-		if !number.IsValid() || number.Kind() != reflect.Uint16 {
-			return Other
-		}
-		switch number.Uint() {
+		switch mySQLNumber(err) {
 		case 1213, 1020, 3101: // deadlock, record changed since last read, rolled back by the cluster during commit
 			return Transient
 		case 1205: // lock wait timeout
