@@ -1,0 +1,51 @@
+package cleanup
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// minBatchSize is what batches do not shrink below.
+	minBatchSize = 10
+
+	// pauseFactor is how many times longer than the batch before it a pause is: a cleaner keeps the database busy for a
+	// quarter of the time, and as little as that also when each batch takes long.
+	pauseFactor = 3
+
+	// minRetryPause is the pause after a batch failed. It doubles with each failure in a row.
+	minRetryPause = 100 * time.Millisecond
+)
+
+// pace decides how large batches are, and how long the pauses between them.
+type pace struct {
+	maxSize  int
+	minPause time.Duration
+
+	size     int
+	failures int // in a row
+}
+
+func newPace(maxSize int, minPause time.Duration) *pace {
+	return &pace{maxSize: maxSize, minPause: minPause, size: maxSize}
+}
+
+// succeeded notes that a batch took so long, and returns the pause after it.
+func (p *pace) succeeded(took time.Duration) time.Duration {
+	p.failures = 0
+	p.size = min(p.size+max(p.maxSize/16, 1), p.maxSize)
+	return max(p.minPause, pauseFactor*took)
+}
+
+// failed notes that a batch failed after so long, and returns the pause before the next one.
+func (p *pace) failed(took time.Duration) time.Duration {
+	pause := max(p.minPause, minRetryPause<<p.failures, pauseFactor*took)
+	p.failures++
+	p.size = max(p.size/2, min(minBatchSize, p.maxSize))
+	return pause
+}
+
+// shorten returns a duration that is shorter than d by a random share of up to one part. It never overflows.
+func shorten(d time.Duration, part int64) time.Duration {
+	return d - rand.N(d/time.Duration(part)+1) //nolint:gosec // no secret
+}
