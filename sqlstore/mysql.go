@@ -106,16 +106,16 @@ WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?`, args...)
 		return nil, err
 	}
 	faults = append(faults, columns.faults([]wantColumn{
-		{"consumer", "varbinary(255)", notNull},
-		{"message_id", "varbinary(255)", notNull},
-		{"received_at", "datetime(6)", notNull},
-		{"processed_at", "datetime(6)", mustBeNullable},
-		{"fingerprint", "varbinary(255)", mustBeNullable},
-		{"payload", "longblob", mustBeNullable},
-		{"metadata", "longblob", mustBeNullable},
-		{"outputs", "longblob", mustBeNullable},
-		{"outputs_pending", "tinyint(1)", notNull},
-		{"outputs_published_at", "datetime(6)", mustBeNullable},
+		{"consumer", "varbinary(255)", true},
+		{"message_id", "varbinary(255)", true},
+		{"received_at", "datetime(6)", true},
+		{"processed_at", "datetime(6)", false},
+		{"fingerprint", "varbinary(255)", false},
+		{"payload", "longblob", false},
+		{"metadata", "longblob", false},
+		{"outputs", "longblob", false},
+		{"outputs_pending", "tinyint(1)", true},
+		{"outputs_published_at", "datetime(6)", false},
 	})...)
 
 	indexes, err := queryStrings(ctx, s.db, `
@@ -150,6 +150,9 @@ func (mySQL) settingFaults(ctx context.Context, s *Store) ([]string, error) {
 }
 
 func readTimeout(driverConn any) (timeout int64, known bool) {
+	if guarded, ok := driverConn.(*guardedConn); ok {
+		driverConn = guarded.Unwrap()
+	}
 	conn := reflect.ValueOf(driverConn)
 	if conn.Kind() != reflect.Pointer || conn.Type().Elem().PkgPath() != "github.com/go-sql-driver/mysql" {
 		return 0, false

@@ -136,15 +136,15 @@ WHERE a.attrelid = to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped
 		return nil, err
 	}
 	faults = append(faults, columns.faults([]wantColumn{
-		{"consumer", "text", notNull},
-		{"message_id", "text", notNull},
-		{"received_at", "timestamp with time zone", notNull},
-		{"processed_at", "timestamp with time zone", either},
-		{"fingerprint", "bytea", mustBeNullable},
-		{"payload", "bytea", mustBeNullable},
-		{"metadata", "bytea", mustBeNullable},
-		{"outputs", "bytea", mustBeNullable},
-		{"outputs_published_at", "timestamp with time zone", mustBeNullable},
+		{"consumer", "text", true},
+		{"message_id", "text", true},
+		{"received_at", "timestamp with time zone", true},
+		{"processed_at", "timestamp with time zone", true},
+		{"fingerprint", "bytea", false},
+		{"payload", "bytea", false},
+		{"metadata", "bytea", false},
+		{"outputs", "bytea", false},
+		{"outputs_published_at", "timestamp with time zone", false},
 	})...)
 
 	indexes, err := queryStrings(ctx, s.db, `

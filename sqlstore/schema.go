@@ -116,19 +116,10 @@ type column struct {
 
 type columns map[string]column
 
-// nullability is what a column has to accept.
-type nullability int
-
-const (
-	either nullability = iota
-	notNull
-	mustBeNullable
-)
-
 // wantColumn is a column that the table should have.
 type wantColumn struct {
 	name, kind string
-	null       nullability
+	notNull    bool
 }
 
 func (c columns) faults(want []wantColumn) []string {
@@ -143,9 +134,9 @@ func (c columns) faults(want []wantColumn) []string {
 			faults = append(faults, fmt.Sprintf("column %s is %s, want %s", want.name, have.kind, want.kind))
 		}
 		switch {
-		case want.null == notNull && !have.notNull:
+		case want.notNull && !have.notNull:
 			faults = append(faults, fmt.Sprintf("column %s accepts NULL", want.name))
-		case want.null == mustBeNullable && have.notNull:
+		case !want.notNull && have.notNull:
 			faults = append(faults, fmt.Sprintf("column %s does not accept NULL", want.name))
 		}
 	}

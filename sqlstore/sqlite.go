@@ -70,15 +70,15 @@ SELECT name, type, "notnull" FROM pragma_table_info(?1, ?2)`, table, schema)
 		return []string{"the table is missing"}, nil
 	}
 	faults := columns.faults([]wantColumn{
-		{"consumer", "TEXT", notNull},
-		{"message_id", "TEXT", notNull},
-		{"received_at", "TEXT", notNull},
-		{"processed_at", "TEXT", mustBeNullable},
-		{"fingerprint", "BLOB", mustBeNullable},
-		{"payload", "BLOB", mustBeNullable},
-		{"metadata", "BLOB", mustBeNullable},
-		{"outputs", "BLOB", mustBeNullable},
-		{"outputs_published_at", "TEXT", mustBeNullable},
+		{"consumer", "TEXT", true},
+		{"message_id", "TEXT", true},
+		{"received_at", "TEXT", true},
+		{"processed_at", "TEXT", false},
+		{"fingerprint", "BLOB", false},
+		{"payload", "BLOB", false},
+		{"metadata", "BLOB", false},
+		{"outputs", "BLOB", false},
+		{"outputs_published_at", "TEXT", false},
 	})
 
 	indexes, err := queryStrings(ctx, store.db, `

@@ -199,6 +199,9 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 			t.store.prepared.forget()
 		}
 		_ = t.abandon(ctx)
+		if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // what drivers say while they have rows to read
+			return wrap(ctx, "seal record", err, "the connection is lost, or "+dialect.HintBusy)
+		}
 		return t.store.wrap(ctx, "seal record", err)
 	}
 	stop := context.AfterFunc(ctx, t.cancel)

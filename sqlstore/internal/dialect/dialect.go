@@ -45,15 +45,12 @@ type Statements struct {
 	// position. Parameters: age, received_at, consumer, message ID, limit.
 	Stranded string
 
-	markPublished, deleteKeys string
-	matchKeys                 func(keys int) string
+	// MarkPublished drops the outputs of so many keys. Parameters: consumer and message ID of each.
+	MarkPublished func(keys int) string
+
+	// DeleteKeys deletes the rows of so many keys. Parameters: consumer and message ID of each. Nil except on MySQL.
+	DeleteKeys func(keys int) string
 }
-
-// MarkPublished drops the outputs of so many keys. Parameters: consumer and message ID of each.
-func (s *Statements) MarkPublished(keys int) string { return s.markPublished + s.matchKeys(keys) }
-
-// DeleteKeys deletes the rows of so many keys. Parameters: consumer and message ID of each.
-func (s *Statements) DeleteKeys(keys int) string { return s.deleteKeys + s.matchKeys(keys) }
 
 // list returns n copies of item with sep between them.
 func list(item, sep string, n int) string {

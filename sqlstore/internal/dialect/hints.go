@@ -28,7 +28,7 @@ func IsBusy(err error) bool {
 	}
 	text := err.Error()
 	return strings.Contains(text, "conn busy") || strings.Contains(text, "busy buffer") ||
-		strings.Contains(text, "unexpected Parse response")
+		strings.Contains(text, "unexpected Parse response") || strings.Contains(text, "unexpected Bind response")
 }
 
 // Hint returns what usually lies behind an error of that class in a handler or a commit, or "".

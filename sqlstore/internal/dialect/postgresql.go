@@ -94,25 +94,14 @@ WHERE outputs IS NOT NULL AND received_at <= {cutoff}
 ORDER BY received_at, consumer, message_id
 LIMIT $5::bigint`),
 
-		markPublished: in(`
-UPDATE {table} SET outputs = NULL, outputs_published_at = clock_timestamp()
-WHERE outputs IS NOT NULL AND `),
-
-		deleteKeys: in(`
-DELETE FROM {table}
-WHERE `),
-
-		matchKeys: func(keys int) string {
-			var b strings.Builder
-			b.WriteString("(consumer, message_id) IN (")
-			for i := range keys {
-				if i > 0 {
-					b.WriteString(", ")
-				}
-				b.WriteString("($" + strconv.Itoa(2*i+1) + "::text, $" + strconv.Itoa(2*i+2) + "::text)")
+		MarkPublished: func(keys int) string {
+			placeholders := make([]string, keys)
+			for i := range placeholders {
+				placeholders[i] = "($" + strconv.Itoa(2*i+1) + "::text, $" + strconv.Itoa(2*i+2) + "::text)"
 			}
-			b.WriteString(")")
-			return b.String()
+			return in(`
+UPDATE {table} SET outputs = NULL, outputs_published_at = clock_timestamp()
+WHERE outputs IS NOT NULL AND (consumer, message_id) IN (`) + strings.Join(placeholders, ", ") + ")"
 		},
 	}
 }

@@ -64,16 +64,10 @@ WHERE outputs IS NOT NULL AND received_at <= {cutoff}
 ORDER BY received_at, consumer, message_id
 LIMIT ?5`),
 
-		markPublished: in(`
+		MarkPublished: func(keys int) string {
+			return in(`
 UPDATE {table} SET outputs = NULL, outputs_published_at = {now}
-WHERE outputs IS NOT NULL AND `),
-
-		deleteKeys: in(`
-DELETE FROM {table}
-WHERE `),
-
-		matchKeys: func(keys int) string {
-			return "(consumer, message_id) IN (VALUES " + list("(?, ?)", ", ", keys) + ")"
+WHERE outputs IS NOT NULL AND (consumer, message_id) IN (VALUES `) + list("(?, ?)", ", ", keys) + ")"
 		},
 	}
 }
