@@ -80,8 +80,9 @@ func isRollback(query string) bool {
 	return strings.EqualFold(strings.TrimRight(strings.TrimSpace(query), "; "), "rollback")
 }
 
+// rolledBack notes that the transaction is over: it was rolled back, or was undone as a whole.
 func (c *guardedConn) rolledBack(err error) {
-	if err == nil {
+	if err == nil || dialect.IsNoTransaction(err) {
 		c.inTx, c.undone = false, nil
 	}
 }

@@ -141,7 +141,7 @@ func (mySQL) settingFaults(ctx context.Context, s *Store) ([]string, error) {
 	defer func() { _ = conn.Close() }()
 	var faults []string
 	err = conn.Raw(func(driverConn any) error {
-		if timeout, known := readTimeout(driverConn); known && timeout == 0 {
+		if timeout, known := readTimeout(unwrap(driverConn)); known && timeout == 0 {
 			faults = append(faults, "readTimeout is not set in the DSN: nothing else bounds a COMMIT whose server went silent")
 		}
 		return nil
@@ -154,7 +154,7 @@ func readTimeout(driverConn any) (timeout int64, known bool) {
 		driverConn = guarded.Unwrap()
 	}
 	conn := reflect.ValueOf(driverConn)
-	if conn.Kind() != reflect.Pointer || conn.Type().Elem().PkgPath() != "github.com/go-sql-driver/mysql" {
+	if conn.Kind() != reflect.Pointer || packagePath(driverConn) != "github.com/go-sql-driver/mysql" {
 		return 0, false
 	}
 	config := conn.Elem().FieldByName("cfg")

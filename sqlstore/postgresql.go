@@ -37,7 +37,7 @@ func (postgreSQL) mustSeal(t *Tx) (bool, error) {
 	}
 	must := true
 	err := t.conn.Raw(func(driverConn any) error {
-		status, known := transactionStatus(driverConn)
+		status, known := transactionStatus(unwrap(driverConn))
 		must = !known
 		switch {
 		case known && status == 'I':
@@ -56,15 +56,11 @@ var errAborted = errors.New("the transaction is aborted: " + dialect.HintAborted
 // transaction, 'E' in an aborted one. For lib/pq, which looks at it before each COMMIT, it is always 'T'. Other drivers,
 // and those that wrap these two, are unknown.
 func transactionStatus(driverConn any) (status byte, known bool) {
-	conn := reflect.ValueOf(driverConn)
-	if conn.Kind() != reflect.Pointer {
-		return 0, false
-	}
-	switch conn.Type().Elem().PkgPath() {
+	switch packagePath(driverConn) {
 	case "github.com/lib/pq":
 		return 'T', true
 	case "github.com/jackc/pgx/v5/stdlib":
-		native := call(conn.MethodByName("Conn"))
+		native := call(reflect.ValueOf(driverConn).MethodByName("Conn"))
 		if !native.IsValid() {
 			return 0, false
 		}

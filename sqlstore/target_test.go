@@ -15,7 +15,6 @@ import (
 	"github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
-	_ "modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
@@ -48,7 +47,9 @@ func serverDSN(t *testing.T, variable string) string {
 }
 
 func targets() []target {
-	return []target{pgxStdlib, pgxSimple, libPQ, mariaDB, mariaDBFoundRows, sqliteOne, sqliteSeveral}
+	return []target{
+		pgxStdlib, pgxSimple, libPQ, mariaDB, mariaDBFoundRows, guardedMariaDB, sqliteOne, sqliteSeveral, guardedSQLite,
+	}
 }
 
 var (

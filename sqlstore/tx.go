@@ -292,8 +292,8 @@ func (t *Tx) release(ctx context.Context, err error) error {
 		ctx = context.WithoutCancel(ctx) // it waits for nobody, and closing the connection may drop an in-memory database
 	}
 	_, err = t.conn.ExecContext(ctx, "ROLLBACK")
-	if t.store.config.Dialect == SQLite && t.store.database.classify(err) == dialect.Schema {
-		return nil // SQLITE_ERROR: there is no transaction
+	if t.store.config.Dialect == SQLite && dialect.IsNoTransaction(err) {
+		return nil
 	}
 	if err != nil {
 		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/go-sql-driver/mysql"
+	"modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/internal/wireproxy"
@@ -182,18 +183,58 @@ func TestInterruptedStatementIsNeverASuccess(t *testing.T) {
 		store, db, table := newStore(t, target)
 		effects := newEffects(t, db)
 		tx, native := begin(t, store, "m")
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		_, err := native.ExecContext(ctx, "INSERT INTO "+effects+` WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
-			SELECT i FROM n`)
-		if err == nil {
-			t.Fatal("the statement was not interrupted")
-		}
+		interrupt(t, native, effects+" (id)")
 		mustExec(t, native, "INSERT INTO "+effects+" VALUES (1)") // the handler hides the error
 		wantError(t, tx.Commit(t.Context(), nil), nil, "inbox: seal record: ", "does not own its claim")
 		wantCount(t, db, table, 0)
 		wantUnclaimed(t, store, "m")
 	})
+}
+
+// TestInterruptedStatementKeepsADatabaseInMemory has one connection, which is the database.
+func TestInterruptedStatementKeepsADatabaseInMemory(t *testing.T) {
+	t.Parallel()
+
+	for _, guarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("guarded=%t", guarded), func(t *testing.T) {
+			t.Parallel()
+
+			connector, err := sqlite.NewConnector(":memory:")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if guarded {
+				connector = sqlstore.Guard(connector)
+			}
+			db := sql.OpenDB(connector)
+			t.Cleanup(func() { _ = db.Close() })
+			db.SetMaxOpenConns(1)
+			store := storeOn(t, db, sqlstore.Config{Dialect: sqlstore.SQLite})
+			if err := store.InitializeSchema(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			process(t, store, "before")
+			for range 2 {
+				tx, native := begin(t, store, "m")
+				interrupt(t, native, "inbox (received_at)")
+				wantError(t, tx.Commit(t.Context(), nil), nil, "inbox: seal record: ")
+			}
+			recorded(t, store, "before")
+			wantUnclaimed(t, store, "m")
+		})
+	}
+}
+
+// interrupt has SQLite undo the transaction.
+func interrupt(t *testing.T, tx *sql.Tx, into string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := tx.ExecContext(ctx, "INSERT INTO "+into+` WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+		SELECT max(i) FROM n`)
+	if err == nil {
+		t.Fatal("the statement was not interrupted")
+	}
 }
 
 func TestRowsLeftOpenAreNeverASilentLoss(t *testing.T) {

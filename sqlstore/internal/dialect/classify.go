@@ -103,6 +103,10 @@ func ClassifySQLite(err error) Class {
 	})
 }
 
+// IsNoTransaction reports whether err, which SQLite gave to a ROLLBACK, says that there is no transaction. Of the errors
+// that it can give to one, that is the only SQLITE_ERROR.
+func IsNoTransaction(err error) bool { return ClassifySQLite(err) == Schema }
+
 // classify returns the most telling class in err's tree.
 func classify(err error, class func(error) Class) Class {
 	if err == nil {
