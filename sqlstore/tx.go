@@ -14,8 +14,8 @@ import (
 	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
 )
 
-// maxBegins bounds how often Begin starts over: because the row that kept it from claiming the key was gone when it looked,
-// or because a prepared statement was.
+// maxBegins bounds how often Begin starts over, which it does when it found something gone: the row that kept it from
+// claiming the key, a prepared statement, or the connection that the pool gave it, as after a restart of the server.
 const maxBegins = 5
 
 // cleanupTimeout bounds what has to be done after the caller's context may have ended.
@@ -37,6 +37,7 @@ type Tx struct {
 	tx     *sql.Tx
 	cancel context.CancelFunc
 	ended  bool
+	lost   bool // the connection
 }
 
 // Begin implements [inbox.Store]. Waiting for a connection of the pool ends with ctx.
@@ -50,7 +51,7 @@ func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) 
 		switch {
 		case ctx.Err() != nil:
 			return nil, err
-		case errors.Is(err, errRowGone):
+		case errors.Is(err, errRowGone), errors.Is(err, errConnectionGone):
 		case s.database.classify(err) == dialect.StaleStatement:
 			if s.prepared != nil {
 				s.prepared.forget()
@@ -62,9 +63,13 @@ func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) 
 	return nil, err
 }
 
-// errRowGone means that a row kept the claim from being made, but was not there to be looked at: its transaction rolled
-// back, or it was deleted.
-var errRowGone = errors.New("the key could neither be claimed nor be found")
+var (
+	// errRowGone means that a row kept the claim from being made, but was not there to be looked at: its transaction rolled
+	// back, or it was deleted.
+	errRowGone = errors.New("the key could neither be claimed nor be found")
+
+	errConnectionGone = errors.New("the connection is lost")
+)
 
 // begin returns a transaction that owns the claim, or one that is over and has a record.
 func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error) {
@@ -85,7 +90,7 @@ func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error)
 	defer detach()
 	if t.tx, err = conn.BeginTx(txCtx, &s.config.TxOptions); err != nil {
 		_ = t.release(ctx, err)
-		return nil, s.wrap(ctx, "begin transaction", err)
+		return nil, s.wrap(ctx, "begin transaction", t.markLost(err))
 	}
 
 	claimed, err := t.claim(ctx, statement)
@@ -105,13 +110,21 @@ func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error)
 	case errors.Is(err, dialect.ErrUnsealed):
 		return nil, fmt.Errorf("inbox: claim key: consumer %q, message %q: %w", claim.Key.Consumer, claim.Key.MessageID, err)
 	case err != nil:
-		return nil, s.wrap(ctx, "claim key", err)
+		return nil, s.wrap(ctx, "claim key", t.markLost(err))
 	case claimed:
 		s.mu.Lock()
 		s.live[t.tx] = struct{}{}
 		s.mu.Unlock()
 	}
 	return t, nil
+}
+
+// markLost says that the connection was lost, if it was, with everything that was done on it.
+func (t *Tx) markLost(err error) error {
+	if t.lost {
+		return fmt.Errorf("%w: %w", errConnectionGone, err)
+	}
+	return err
 }
 
 // wrapPool wraps an error that a wait for a connection may have ended in.
@@ -261,7 +274,7 @@ func (t *Tx) Rollback(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, t.cancel)
 	err := t.tx.Rollback()
 	stop()
-	if unclean := t.release(ctx, err); unclean != nil && !isConnectionLost(unclean) {
+	if unclean := t.release(ctx, err); unclean != nil && !t.lost {
 		return wrap(ctx, "roll back", errors.Join(err, unclean), "")
 	}
 	return nil
@@ -295,15 +308,19 @@ func (t *Tx) release(ctx context.Context, err error) error {
 	if t.store.config.Dialect == SQLite && dialect.IsNoTransaction(err) {
 		return nil
 	}
-	if err != nil {
-		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
+	if err == nil {
+		return nil
 	}
+	t.lost = ctx.Err() == nil && isConnectionLost(err)
+	_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
 	return err
 }
 
-// isConnectionLost reports whether err says that the connection was closed before, which undid its transaction.
+// isConnectionLost reports whether a statement without a context that ended failed because the connection was closed
+// before it. lib/pq goes on saying why it was.
 func isConnectionLost(err error) bool {
-	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, context.Canceled)
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // nullable returns NULL for nil, whatever the driver makes of a nil slice.

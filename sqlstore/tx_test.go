@@ -548,6 +548,49 @@ func TestLostConnectionReleasesTheClaim(t *testing.T) {
 	})
 }
 
+// TestLostIdleConnectionIsReplaced ends the connections in the pool, as a restart of the server does.
+func TestLostIdleConnectionIsReplaced(t *testing.T) {
+	t.Parallel()
+	forEach(t, []target{pgxStdlib, pgxSimple, pgxWrapped, libPQ, mariaDB, guardedMariaDB}, func(t *testing.T, target target) {
+		store, _, table := newStore(t, target)
+		process(t, store, "before")
+		admin := target.open(t)
+		idle := target.open(t)
+		idle.SetMaxIdleConns(4)
+		store = storeOn(t, idle, sqlstore.Config{Dialect: target.dialect, Table: table})
+		id, kill := "SELECT pg_backend_pid()", "SELECT pg_terminate_backend($1, 10000)"
+		if target.dialect == sqlstore.MySQL {
+			id, kill = "SELECT CONNECTION_ID()", "KILL ?"
+		}
+		var (
+			open []inbox.Tx
+			pids [4]int
+		)
+		for i := range pids {
+			tx, native := begin(t, store, fmt.Sprint(i))
+			open = append(open, tx)
+			if err := native.QueryRowContext(t.Context(), id).Scan(&pids[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, tx := range open {
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := idle.Stats().Idle; got != len(pids) {
+			t.Fatalf("%d connections are idle, want %d", got, len(pids))
+		}
+		for _, pid := range pids {
+			mustExec(t, admin, kill, pid)
+		}
+		for i := range pids {
+			process(t, store, fmt.Sprint(i))
+		}
+		recorded(t, store, "before")
+	})
+}
+
 func TestStaleStatementsAreReplaced(t *testing.T) {
 	t.Parallel()
 
