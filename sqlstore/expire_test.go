@@ -156,6 +156,19 @@ func TestDeleteExpiredPassesOverLockedRecords(t *testing.T) {
 	})
 }
 
+func TestSkipLockedIsUsedWhereItIsKnown(t *testing.T) {
+	t.Parallel()
+
+	for version, want := range map[string]bool{
+		"10.5.23-MariaDB": false, "10.6.18-MariaDB-log": true, "10.11.19-MariaDB-0+deb12u1": true, "11.8.3-MariaDB": true,
+		"5.7.44-log": false, "8.0.39": true, "8.4.2": true, "9.1.0-commercial": true, "": false, "unknown": false,
+	} {
+		if got := sqlstore.HasSkipLocked(version); got != want {
+			t.Errorf("%q: %t", version, got)
+		}
+	}
+}
+
 // TestDeleteExpiredInSeveralProcesses counts every record once.
 func TestDeleteExpiredInSeveralProcesses(t *testing.T) {
 	t.Parallel()

@@ -83,22 +83,10 @@ func call(method reflect.Value) reflect.Value {
 
 // createSchema takes a lock, since concurrent CREATE … IF NOT EXISTS fail with violations of the catalog's keys.
 func (postgreSQL) createSchema(ctx context.Context, s *Store, statements []string) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }()
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte("inbox schema " + s.config.Table))
-	if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1::bigint)", int64(hash.Sum64())); err != nil { //nolint:gosec // any number
-		return err
-	}
-	for _, statement := range statements {
-		if _, err := tx.ExecContext(ctx, statement); err != nil {
-			return err
-		}
-	}
-	return tx.Commit()
+	lock := fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(hash.Sum64())) //nolint:gosec // any number will do
+	return s.inTx(ctx, append([]string{lock}, statements...))
 }
 
 func (postgreSQL) tableFaults(ctx context.Context, s *Store) ([]string, error) {

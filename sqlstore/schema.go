@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
 )
@@ -40,10 +42,43 @@ func (s *Store) InitializeSchema(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for deadline := time.Now().Add(schemaTimeout); ; {
+		err := s.initializeSchema(ctx, statements)
+		if !s.IsTransient(err) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(5*time.Millisecond + rand.N(20*time.Millisecond)): //nolint:gosec // no secret
+		}
+	}
+}
+
+// schemaTimeout is how long InitializeSchema tries again while others keep it from it. They do where many processes start
+// at once on a SQLite file without a busy_timeout.
+const schemaTimeout = 30 * time.Second
+
+func (s *Store) initializeSchema(ctx context.Context, statements []string) error {
 	if err := s.database.createSchema(ctx, s, statements); err != nil {
 		return wrap(ctx, "create table "+s.config.Table, err, "")
 	}
 	return s.check(ctx, s.database.tableFaults)
+}
+
+// inTx runs statements in a transaction.
+func (s *Store) inTx(ctx context.Context, statements []string) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	for _, statement := range statements {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
 }
 
 // CheckSchema reports everything that keeps the store from working: a missing table, columns, types, keys or indexes that

@@ -4,8 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"math/rand/v2"
-	"time"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
@@ -30,33 +28,8 @@ func (sqlite) claimStatement(_ context.Context, s *Store, claim inbox.Claim) (cl
 // none.
 func (sqlite) mustSeal(*Tx) (bool, error) { return true, nil }
 
-// createSchema tries again while the file is busy, also without a busy_timeout.
-func (s sqlite) createSchema(ctx context.Context, store *Store, statements []string) error {
-	for {
-		err := s.tryCreateSchema(ctx, store, statements)
-		if s.classify(err) != dialect.Transient {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(5*time.Millisecond + rand.N(20*time.Millisecond)): //nolint:gosec // no secret
-		}
-	}
-}
-
-func (sqlite) tryCreateSchema(ctx context.Context, s *Store, statements []string) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }()
-	for _, statement := range statements {
-		if _, err := tx.ExecContext(ctx, statement); err != nil {
-			return err
-		}
-	}
-	return tx.Commit()
+func (sqlite) createSchema(ctx context.Context, s *Store, statements []string) error {
+	return s.inTx(ctx, statements)
 }
 
 func (s sqlite) tableFaults(ctx context.Context, store *Store) ([]string, error) {

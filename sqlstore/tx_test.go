@@ -278,6 +278,38 @@ func TestClaimHeldByAnotherIsInFlight(t *testing.T) {
 	})
 }
 
+// TestClaimHeldByAnotherIsInFlightOnMySQL has MariaDB pass for MySQL, which cannot bound one statement's wait: the claim's
+// context does, and its connection is lost.
+func TestClaimHeldByAnotherIsInFlightOnMySQL(t *testing.T) {
+	t.Parallel()
+	forEach(t, append(mariaDBTargets[:len(mariaDBTargets):len(mariaDBTargets)], guardedMariaDB), func(t *testing.T, target target) {
+		store, db, _ := newStore(t, target)
+		store.PretendVersion("8.4.2")
+		db.SetMaxOpenConns(2)
+		tx, _ := begin(t, store, "m")
+		claim := claimOf("m")
+		claim.LockTimeout = 50 * time.Millisecond
+		for range 3 {
+			_, err := store.Begin(t.Context(), claim)
+			wantError(t, err, inbox.ErrInFlight, "inbox: message in flight: ")
+			if store.IsTransient(err) {
+				t.Errorf("%v is transient", err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := store.Begin(ctx, claimOf("m"))
+		wantError(t, err, context.DeadlineExceeded, "inbox: claim key: ")
+		if errors.Is(err, inbox.ErrInFlight) {
+			t.Errorf("%v: the context ended, which says nothing of the message", err)
+		}
+		if err := tx.Commit(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		recorded(t, store, "m")
+	})
+}
+
 // TestClaimWaitIsBoundedForTheClaimAlone looks at the session's own setting from inside of a handler.
 func TestClaimWaitIsBoundedForTheClaimAlone(t *testing.T) {
 	t.Parallel()
