@@ -49,10 +49,10 @@ type Config struct {
 	// per message.
 	TxOptions sql.TxOptions
 
-	// DisablePreparedStatements sends every statement of the inbox unprepared. It is for drivers that prepare on the
-	// server, github.com/lib/pq above all, behind a pooler that spreads a session over connections, as PgBouncer does in
-	// transaction mode. Statements through pgx are never prepared here: its own DefaultQueryExecMode decides. Defaults to
-	// false: statements are prepared once per connection.
+	// DisablePreparedStatements sends every statement of the inbox unprepared. It is for drivers that prepare statements on
+	// the server behind a pooler that spreads a session over connections, as PgBouncer does in transaction mode:
+	// github.com/lib/pq, which needs binary_parameters=yes in its DSN there as well. Statements through pgx are never
+	// prepared here: its default_query_exec_mode decides. Defaults to false: statements are prepared once per connection.
 	DisablePreparedStatements bool
 }
 

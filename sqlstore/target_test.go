@@ -48,7 +48,7 @@ func serverDSN(t *testing.T, variable string) string {
 
 func targets() []target {
 	return []target{
-		pgxStdlib, pgxSimple, libPQ, mariaDB, mariaDBFoundRows, guardedMariaDB, sqliteOne, sqliteSeveral, guardedSQLite,
+		pgxStdlib, pgxSimple, libPQ, libPQBinary, mariaDB, mariaDBFoundRows, guardedMariaDB, sqliteOne, sqliteSeveral, guardedSQLite,
 	}
 }
 
@@ -64,6 +64,11 @@ var (
 	libPQ = target{"lib-pq", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
 		t.Helper()
 		return open(t, "postgres", postgresDSN(t))
+	}}
+	// libPQBinary is how lib/pq works behind PgBouncer in transaction mode.
+	libPQBinary = target{"lib-pq-binary", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
+		t.Helper()
+		return open(t, "postgres", withParam(postgresDSN(t), "binary_parameters=yes"))
 	}}
 	mariaDB = target{"mariadb", sqlstore.MySQL, func(t *testing.T) *sql.DB {
 		t.Helper()
