@@ -9,9 +9,13 @@ const (
 	// minBatchSize is what batches do not shrink below.
 	minBatchSize = 10
 
-	// pauseFactor is how many times longer than the batch before it a pause is: a cleaner keeps the database busy for a
-	// quarter of the time, and as little as that also when each batch takes long.
-	pauseFactor = 3
+	// pauseFactor is how many times longer than the batch before it a pause is, before it is shortened at random: a
+	// cleaner keeps the database busy for a tenth of the time, and as little as that also when each batch takes long.
+	pauseFactor = 12
+
+	// hurryAfter is how long there may always be more to delete until the pauses are halved, and then halved again. A
+	// backlog is no reason for haste, but one that does not become smaller would grow without end.
+	hurryAfter = 5 * time.Minute
 
 	// minRetryPause is the pause after a batch failed. It doubles with each failure in a row.
 	minRetryPause = 100 * time.Millisecond
@@ -23,18 +27,27 @@ type pace struct {
 	minPause time.Duration
 
 	size     int
-	failures int // in a row
+	failures int       // in a row
+	behind   time.Time // since when there always was more; zero if there is not
 }
 
 func newPace(maxSize int, minPause time.Duration) *pace {
 	return &pace{maxSize: maxSize, minPause: minPause, size: maxSize}
 }
 
-// succeeded notes that a batch took so long, and returns the pause after it.
-func (p *pace) succeeded(took time.Duration) time.Duration {
+// succeeded notes that a batch took so long, and whether there is more. It returns the pause after it.
+func (p *pace) succeeded(took time.Duration, more bool) time.Duration {
 	p.failures = 0
 	p.size = min(p.size+max(p.maxSize/16, 1), p.maxSize)
-	return max(p.minPause, pauseFactor*took)
+	now := time.Now()
+	switch {
+	case !more:
+		p.behind = time.Time{}
+	case p.behind.IsZero():
+		p.behind = now
+	}
+	factor := max(pauseFactor>>min(now.Sub(p.behind)/hurryAfter, pauseFactor), 1)
+	return max(p.minPause, time.Duration(factor)*took)
 }
 
 // failed notes that a batch failed after so long, and returns the pause before the next one.

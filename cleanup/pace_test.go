@@ -123,16 +123,16 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ batch, min, max time.Duration }{
 		{0, 5 * time.Millisecond, 10 * time.Millisecond},
-		{2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond},
-		{10 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond},
-		{time.Second, 1500 * time.Millisecond, 3 * time.Second},
+		{500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond},
+		{10 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond},
+		{time.Second, 6 * time.Second, 12 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &scriptedStore{script: func(_ context.Context, call call) (int, error) {
 				time.Sleep(test.batch)
 				return call.limit, nil
 			}}
-			cleaner := newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 1000})
+			cleaner := newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 200})
 			if err := cleaner.RunOnce(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -148,4 +148,38 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPausesShrinkWhenThereIsAlwaysMore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const batch = 10 * time.Millisecond
+		store := &scriptedStore{}
+		began := time.Now()
+		store.script = func(_ context.Context, call call) (int, error) {
+			time.Sleep(batch)
+			if since := time.Since(began); since > 40*time.Minute && since < 41*time.Minute {
+				return 0, nil
+			}
+			return call.limit, nil
+		}
+		stop := start(t, newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 10_000, Interval: time.Second}))
+		time.Sleep(43 * time.Minute)
+		stop()
+		calls := store.called()
+		longest := make(map[int]time.Duration) // by five minutes
+		for i, call := range calls[1:] {
+			pause := call.began.Sub(calls[i].ended)
+			if pause > 12*batch { // between two runs
+				continue
+			}
+			minutes := int(calls[i].began.Sub(began).Minutes())
+			if minutes != 40 { // nothing left
+				longest[minutes/5] = max(longest[minutes/5], pause)
+			}
+		}
+		for span, factor := range map[int]time.Duration{0: 12, 1: 6, 2: 3, 3: 1, 4: 1, 7: 1, 8: 12} {
+			wantBetween(t, "the longest pause", longest[span], factor*batch*9/10, factor*batch)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/watermill-inbox/inbox"
@@ -140,7 +141,15 @@ func TestReplicasBesideClaims(t *testing.T) {
 		const expired, workers, messages = 500, 4, 100
 		table := newTable(t, database)
 		table.fillWith(t, expired, database.randomID)
-		deduplicator := newDeduplicator(t, table.store)
+		var retries atomic.Int64
+		deduplicator, err := inbox.NewDeduplicator(inbox.Config{
+			Store:    table.store,
+			Observer: deliveryObserver(func(event inbox.DeliveryEvent) { retries.Add(int64(event.Retries)) }),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		logger := watermill.NewCaptureLogger()
 		for i := range messages {
 			if err := table.process(t.Context(), deduplicator, fmt.Sprint(i)); err != nil {
 				t.Fatal(err)
@@ -150,7 +159,6 @@ func TestReplicasBesideClaims(t *testing.T) {
 			fmt.Sprintf(table.past, "received_at", (2*time.Hour).Microseconds()),
 			fmt.Sprintf(table.past, "processed_at", (2*time.Hour).Microseconds())))
 		table.exec(t, "DELETE FROM "+table.effects)
-		deadlocks := table.deadlocks(t)
 
 		var deleted atomic.Int64
 		var cleaners, claims sync.WaitGroup
@@ -160,6 +168,7 @@ func TestReplicasBesideClaims(t *testing.T) {
 			cleaner := newCleaner(t, cleanup.Config{
 				Store:     table.storeOn(t, database.open(t, table.file, "")),
 				Retention: time.Hour, BatchSize: 10, Interval: time.Millisecond, BatchPause: time.Millisecond,
+				Logger: logger,
 				Observer: observerFunc(func(event cleanup.RunEvent) {
 					deleted.Add(int64(event.Deleted))
 					if event.Err != nil && ctx.Err() == nil {
@@ -198,11 +207,17 @@ func TestReplicasBesideClaims(t *testing.T) {
 		if deleted.Load() != expired+messages || table.count(t, table.effects) != messages {
 			t.Errorf("%d deleted, %d effects", deleted.Load(), table.count(t, table.effects))
 		}
-		if n := table.deadlocks(t) - deadlocks; n > 0 && database.name == postgreSQL.name {
-			t.Errorf("%d deadlocks", n)
+		// On PostgreSQL there is nothing to deadlock on. MariaDB's claims of a deleted key can, with each other.
+		failed := logged(logger, watermill.DebugLogLevel)
+		if database.name == postgreSQL.name && (failed > 0 || retries.Load() > 0) {
+			t.Errorf("%d batches failed, and %d transactions", failed, retries.Load())
 		}
 	})
 }
+
+type deliveryObserver func(inbox.DeliveryEvent)
+
+func (f deliveryObserver) ObserveDelivery(event inbox.DeliveryEvent) { f(event) }
 
 type observerFunc func(cleanup.RunEvent)
 

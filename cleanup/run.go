@@ -67,10 +67,10 @@ func (c *Cleaner) deleteExpired(ctx context.Context, event *RunEvent) error {
 		var pause time.Duration
 		switch {
 		case err == nil && deleted < limit:
-			c.pace.succeeded(took)
+			c.pace.succeeded(took, false)
 			return nil
 		case err == nil:
-			pause = c.pace.succeeded(took)
+			pause = c.pace.succeeded(took, true)
 		case ctx.Err() != nil:
 			return errors.Join(stopped(ctx), err)
 		default:

@@ -1,0 +1,304 @@
+package cleanup_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/watermill-inbox/inbox/cleanup"
+)
+
+// The sizes are for a machine that runs each benchmark once, to see that it works. Figures that are published take
+// INBOX_BENCH_ROWS=2000000 and -benchtime=1x.
+
+// benchRows returns how many records a benchmark has to do with.
+func benchRows(b *testing.B, rows int) int {
+	b.Helper()
+	if text := os.Getenv("INBOX_BENCH_ROWS"); text != "" {
+		var err error
+		if rows, err = strconv.Atoi(text); err != nil {
+			b.Fatalf("INBOX_BENCH_ROWS: %v", err)
+		}
+	}
+	return rows
+}
+
+const (
+	benchWorkers = 8
+	benchRound   = 1000 // messages
+)
+
+// BenchmarkMessagesBesideCleanup processes messages at full load, in rounds by turns without and with three cleaners that
+// delete a backlog, until that is gone.
+func BenchmarkMessagesBesideCleanup(b *testing.B) {
+	for _, database := range databases() {
+		b.Run("database="+database.name, func(b *testing.B) {
+			for b.Loop() {
+				besideCleanup(b, database, benchRows(b, 20_000))
+			}
+		})
+	}
+}
+
+func besideCleanup(b *testing.B, database database, rows int) {
+	b.Helper()
+	table := newTable(b, database)
+	table.db.SetMaxOpenConns(benchWorkers)
+	table.db.SetMaxIdleConns(benchWorkers)
+	table.fillWith(b, rows, database.randomID)
+	table.analyze(b)
+	deadlocks := table.deadlocks(b)
+
+	var deleted atomic.Int64
+	cleaners := make([]*cleanup.Cleaner, 3)
+	for i := range cleaners {
+		cleaners[i] = newCleaner(b, cleanup.Config{
+			Store: table.storeOn(b, database.open(b, table.file, "")),
+			Observer: observerFunc(func(event cleanup.RunEvent) {
+				deleted.Add(int64(event.Deleted))
+			}),
+		})
+	}
+	var without, with load
+	without.warmUp(b, table)
+	for deleted.Load() < int64(rows) {
+		without.round(b, table)
+
+		ctx, cancel := context.WithCancel(b.Context())
+		var running sync.WaitGroup
+		for _, cleaner := range cleaners {
+			running.Go(func() { _ = cleaner.Run(ctx) })
+		}
+		with.round(b, table)
+		cancel()
+		running.Wait()
+	}
+	b.ReportMetric(without.rate(), "msgs/s-without")
+	b.ReportMetric(with.rate(), "msgs/s-with")
+	b.ReportMetric(with.rate()/without.rate(), "throughput-ratio")
+	b.ReportMetric(without.p99(), "p99-ms-without")
+	b.ReportMetric(with.p99(), "p99-ms-with")
+	b.ReportMetric(with.p99()/without.p99(), "p99-ratio")
+	b.ReportMetric(float64(deleted.Load())/with.elapsed.Seconds(), "deleted/s")
+	b.ReportMetric(float64(table.deadlocks(b)-deadlocks), "deadlocks")
+}
+
+// load is what a number of rounds measured.
+type load struct {
+	elapsed   time.Duration
+	latencies []time.Duration
+}
+
+func (l *load) warmUp(b *testing.B, table *table) {
+	b.Helper()
+	l.round(b, table)
+	*l = load{}
+}
+
+func (l *load) round(b *testing.B, table *table) {
+	b.Helper()
+	deduplicator := newDeduplicator(b, table.store)
+	var (
+		next    atomic.Int64
+		mu      sync.Mutex
+		workers sync.WaitGroup
+	)
+	began := time.Now()
+	for range benchWorkers {
+		workers.Go(func() {
+			var latencies []time.Duration
+			for next.Add(1) <= benchRound {
+				began := time.Now()
+				if err := table.process(b.Context(), deduplicator, fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())); err != nil {
+					b.Error(err)
+					return
+				}
+				latencies = append(latencies, time.Since(began))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			l.latencies = append(l.latencies, latencies...)
+		})
+	}
+	workers.Wait()
+	l.elapsed += time.Since(began)
+}
+
+func (l *load) rate() float64 { return float64(len(l.latencies)) / l.elapsed.Seconds() }
+
+// p99 returns the latency that one message in a hundred exceeds, in milliseconds.
+func (l *load) p99() float64 {
+	slices.Sort(l.latencies)
+	return l.latencies[len(l.latencies)*99/100].Seconds() * 1000
+}
+
+// analyze leaves to no chance whether the server has looked at the table.
+func (t *table) analyze(b *testing.B) {
+	b.Helper()
+	switch t.database.name {
+	case postgreSQL.name:
+		t.exec(b, "VACUUM ANALYZE "+t.name)
+	case mariaDB.name:
+		t.exec(b, "ANALYZE TABLE "+t.name)
+	}
+}
+
+// BenchmarkDeleteBacklog deletes a backlog while nothing else happens.
+func BenchmarkDeleteBacklog(b *testing.B) {
+	for _, database := range databases() {
+		b.Run("database="+database.name, func(b *testing.B) {
+			rows := benchRows(b, 20_000)
+			var elapsed time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				table := newTable(b, database)
+				table.fillWith(b, rows, database.randomID)
+				table.analyze(b)
+				cleaner := newCleaner(b, cleanup.Config{Store: table.store, MaxRows: rows + 1})
+				b.StartTimer()
+				began := time.Now()
+				if err := cleaner.RunOnce(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				elapsed += time.Since(began)
+				if n := table.count(b, table.name); n != 0 {
+					b.Fatalf("%d rows left", n)
+				}
+			}
+			b.ReportMetric(float64(rows*b.N)/elapsed.Seconds(), "deleted/s")
+		})
+	}
+}
+
+// BenchmarkSQLiteWriterBesideCleanup measures the longest time that a message took, without and with a cleaner.
+func BenchmarkSQLiteWriterBesideCleanup(b *testing.B) {
+	for _, cleaned := range []bool{false, true} {
+		b.Run("cleanup="+strconv.FormatBool(cleaned), func(b *testing.B) {
+			rows := benchRows(b, 20_000)
+			var longest time.Duration
+			for b.Loop() {
+				table := newTable(b, sqlite)
+				table.fillWith(b, rows, sqlite.randomID)
+				var done atomic.Bool
+				var cleaning sync.WaitGroup
+				if cleaned {
+					cleaner := newCleaner(b, cleanup.Config{Store: table.store, MaxRows: rows + 1})
+					cleaning.Go(func() {
+						defer done.Store(true)
+						if err := cleaner.RunOnce(b.Context()); err != nil {
+							b.Error(err)
+						}
+					})
+				}
+				deduplicator := newDeduplicator(b, table.store)
+				for i := 0; i < benchRound || cleaned && !done.Load(); i++ {
+					began := time.Now()
+					if err := table.process(b.Context(), deduplicator, fmt.Sprint(i)); err != nil {
+						b.Fatal(err)
+					}
+					longest = max(longest, time.Since(began))
+				}
+				cleaning.Wait()
+			}
+			b.ReportMetric(longest.Seconds()*1000, "longest-ms")
+		})
+	}
+}
+
+// BenchmarkInsertByID inserts into a table that is large already, with IDs in random order and in the order of time.
+func BenchmarkInsertByID(b *testing.B) {
+	for _, database := range databases() {
+		for _, ids := range []struct{ name, id string }{{"random", database.randomID}, {"ordered", database.orderedID}} {
+			b.Run("database="+database.name+"/ids="+ids.name, func(b *testing.B) {
+				const perInsert = 10_000
+				rows := benchRows(b, 20_000)
+				table := newTable(b, database)
+				table.fillWith(b, rows, ids.id)
+				table.analyze(b)
+				before := table.walBytes(b)
+				inserted := 0
+				for b.Loop() {
+					for range max(rows/10/perInsert, 1) {
+						table.fillWith(b, perInsert, ids.id)
+						inserted += perInsert
+					}
+				}
+				b.ReportMetric(float64(inserted)/b.Elapsed().Seconds(), "inserted/s")
+				if database.name == postgreSQL.name {
+					b.ReportMetric(float64(table.walBytes(b)-before)/float64(inserted), "wal-bytes/row")
+				}
+			})
+		}
+	}
+}
+
+// walBytes returns how much PostgreSQL has written to its log.
+func (t *table) walBytes(b *testing.B) (bytes int64) {
+	b.Helper()
+	if t.database.name == postgreSQL.name {
+		err := t.db.QueryRowContext(b.Context(), "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&bytes)
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	return bytes
+}
+
+// BenchmarkConstantLoad processes messages for a while with a short retention, and says how large the table was in the
+// middle and in the end.
+func BenchmarkConstantLoad(b *testing.B) {
+	for _, database := range databases() {
+		b.Run("database="+database.name, func(b *testing.B) {
+			for b.Loop() {
+				table := newTable(b, database)
+				table.db.SetMaxOpenConns(benchWorkers)
+				table.db.SetMaxIdleConns(benchWorkers)
+				cleaner := newCleaner(b, cleanup.Config{
+					Store: table.storeOn(b, database.open(b, table.file, "")), Retention: 10 * time.Second, Interval: time.Second,
+				})
+				ctx, cancel := context.WithCancel(b.Context())
+				var cleaning sync.WaitGroup
+				cleaning.Go(func() { _ = cleaner.Run(ctx) })
+				var load load
+				rounds := benchRows(b, 20_000) / benchRound
+				for i := range rounds {
+					load.round(b, table)
+					if i == rounds/2 {
+						b.ReportMetric(float64(table.count(b, table.name)), "rows-middle")
+						b.ReportMetric(table.megabytes(b), "MB-middle")
+					}
+				}
+				b.ReportMetric(float64(table.count(b, table.name)), "rows-end")
+				b.ReportMetric(table.megabytes(b), "MB-end")
+				b.ReportMetric(load.elapsed.Seconds(), "s")
+				cancel()
+				cleaning.Wait()
+			}
+		})
+	}
+}
+
+// megabytes returns the size of the table and its indexes.
+func (t *table) megabytes(b *testing.B) float64 {
+	b.Helper()
+	query := map[string]string{
+		postgreSQL.name: "SELECT pg_total_relation_size('{table}')",
+		mariaDB.name: "SELECT file_size FROM information_schema.innodb_sys_tablespaces " +
+			"WHERE name = CONCAT(DATABASE(), '/{table}')",
+		sqlite.name: "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+	}[t.database.name]
+	var bytes sql.NullFloat64
+	if err := t.db.QueryRowContext(b.Context(), strings.ReplaceAll(query, "{table}", t.name)).Scan(&bytes); err != nil {
+		b.Fatal(err)
+	}
+	return bytes.Float64 / 1e6
+}
