@@ -64,7 +64,7 @@ FOR UPDATE`),
 		OldestAge: in(`
 SELECT TIMESTAMPDIFF(MICROSECOND, received_at, UTC_TIMESTAMP(6))
 FROM {table}
-WHERE outputs_pending = FALSE
+WHERE outputs_pending = FALSE AND processed_at IS NOT NULL
 ORDER BY received_at
 LIMIT 1`),
 

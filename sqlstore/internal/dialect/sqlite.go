@@ -47,7 +47,7 @@ WHERE (consumer, message_id) IN (
 		OldestAge: in(`
 SELECT (strftime('%s', 'now') * 1000000 + substr(strftime('%f', 'now'), 4, 3) * 1000) - ({received_at})
 FROM {table}
-WHERE outputs IS NULL
+WHERE outputs IS NULL AND processed_at IS NOT NULL
 ORDER BY received_at
 LIMIT 1`),
 
