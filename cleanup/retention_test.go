@@ -223,11 +223,13 @@ type observerFunc func(cleanup.RunEvent)
 
 func (f observerFunc) ObserveCleanup(event cleanup.RunEvent) { f(event) }
 
-// TestInboxReachesAPlateau processes messages until most of them are forgotten again.
+// TestInboxReachesAPlateau processes messages until most of them are forgotten again, over one connection that handlers and
+// the cleaner share.
 func TestInboxReachesAPlateau(t *testing.T) {
 	t.Parallel()
 	forEachDatabase(t, databases(), func(t *testing.T, database database) {
 		table := newTable(t, database)
+		table.db.SetMaxOpenConns(1)
 		deduplicator := newDeduplicator(t, table.store)
 		cleaner := newCleaner(t, cleanup.Config{Store: table.store, Retention: 50 * time.Millisecond, Interval: 10 * time.Millisecond})
 		stop := start(t, cleaner)
