@@ -40,7 +40,7 @@ func New(config Config) (*Cleaner, error) {
 	c := &Cleaner{
 		config: config,
 		turn:   make(chan struct{}, 1),
-		pace:   newPace(config.BatchSize, config.BatchPause),
+		pace:   newPace(config),
 		stops:  make(map[*context.CancelFunc]struct{}),
 	}
 	c.classifier, _ = config.Store.(inbox.TransientClassifier)

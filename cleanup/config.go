@@ -64,9 +64,10 @@ type Config struct {
 	// BatchTimeout bounds each batch, and each query for [RunEvent]. Defaults to 5 seconds.
 	BatchTimeout time.Duration
 
-	// BatchPause is the shortest pause between two batches. A pause is also twelve times as long as the batch before it
-	// took, so that the cleaner slows down when the database does. That factor is halved for each five minutes in which
-	// there always was more to delete. Pauses are shortened by up to a half at random. Defaults to 10 milliseconds.
+	// BatchPause is the shortest pause between two batches. A pause is also 19 times as long as the batch before it took,
+	// so that the cleaner slows down when the database does. That factor is halved for each five minutes (or each
+	// Retention, if that is shorter) in which there always was more to delete, so that no inbox outgrows its cleaner.
+	// Pauses are shortened by up to a half at random. Defaults to 10 milliseconds.
 	BatchPause time.Duration
 
 	// MaxRows is how many records are deleted at most in one run. The rest is left to the next one. Defaults to 1,000,000.

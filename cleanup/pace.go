@@ -10,12 +10,12 @@ const (
 	minBatchSize = 10
 
 	// pauseFactor is how many times longer than the batch before it a pause is, before it is shortened at random: a
-	// cleaner keeps the database busy for a tenth of the time, and as little as that also when each batch takes long.
-	pauseFactor = 12
+	// cleaner keeps the database busy for a fifteenth of the time, and as little as that also when batches take long.
+	pauseFactor = 19
 
-	// hurryAfter is how long there may always be more to delete until the pauses are halved, and then halved again. A
-	// backlog is no reason for haste, but one that does not become smaller would grow without end.
-	hurryAfter = 5 * time.Minute
+	// maxHurryAfter is how long there may always be more to delete until pauses are halved, and then halved again. A
+	// backlog is no reason for haste, but an inbox that grows faster than it is cleaned up would grow without end.
+	maxHurryAfter = 5 * time.Minute
 
 	// minRetryPause is the pause after a batch failed. It doubles with each failure in a row.
 	minRetryPause = 100 * time.Millisecond
@@ -23,16 +23,23 @@ const (
 
 // pace decides how large batches are, and how long the pauses between them.
 type pace struct {
-	maxSize  int
-	minPause time.Duration
+	maxSize    int
+	minPause   time.Duration
+	hurryAfter time.Duration
 
 	size     int
 	failures int       // in a row
 	behind   time.Time // since when there always was more; zero if there is not
 }
 
-func newPace(maxSize int, minPause time.Duration) *pace {
-	return &pace{maxSize: maxSize, minPause: minPause, size: maxSize}
+func newPace(config Config) *pace {
+	return &pace{
+		maxSize:  config.BatchSize,
+		minPause: config.BatchPause,
+		// With a short retention, so that the inbox does not become many times as large as it should be.
+		hurryAfter: min(config.Retention, maxHurryAfter),
+		size:       config.BatchSize,
+	}
 }
 
 // succeeded notes that a batch took so long, and whether there is more. It returns the pause after it.
@@ -46,7 +53,7 @@ func (p *pace) succeeded(took time.Duration, more bool) time.Duration {
 	case p.behind.IsZero():
 		p.behind = now
 	}
-	factor := max(pauseFactor>>min(now.Sub(p.behind)/hurryAfter, pauseFactor), 1)
+	factor := max(pauseFactor>>min(now.Sub(p.behind)/p.hurryAfter, pauseFactor), 1)
 	return max(p.minPause, time.Duration(factor)*took)
 }
 

@@ -124,8 +124,8 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 	for _, test := range []struct{ batch, min, max time.Duration }{
 		{0, 5 * time.Millisecond, 10 * time.Millisecond},
 		{500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond},
-		{10 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond},
-		{time.Second, 6 * time.Second, 12 * time.Second},
+		{10 * time.Millisecond, 95 * time.Millisecond, 190 * time.Millisecond},
+		{time.Second, 9500 * time.Millisecond, 19 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &scriptedStore{script: func(_ context.Context, call call) (int, error) {
@@ -152,34 +152,38 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 
 func TestPausesShrinkWhenThereIsAlwaysMore(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		const batch = 10 * time.Millisecond
-		store := &scriptedStore{}
-		began := time.Now()
-		store.script = func(_ context.Context, call call) (int, error) {
-			time.Sleep(batch)
-			if since := time.Since(began); since > 40*time.Minute && since < 41*time.Minute {
-				return 0, nil
+	for _, test := range []struct{ retention, step time.Duration }{
+		{cleanup.Forever - 1, 5 * time.Minute},
+		{time.Minute, time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const batch = 10 * time.Millisecond
+			began := time.Now()
+			nothing := false
+			store := &scriptedStore{script: func(_ context.Context, call call) (int, error) {
+				time.Sleep(batch)
+				if !nothing && time.Since(began) > 6*test.step {
+					nothing = true
+					return 0, nil
+				}
+				return call.limit, nil
+			}}
+			stop := start(t, newCleaner(t, cleanup.Config{
+				Store: store, BatchSize: 10, Retention: test.retention, MaxRows: 5000, Interval: time.Second,
+			}))
+			time.Sleep(6*test.step + 30*time.Second)
+			stop()
+			calls := store.called()
+			longest := make(map[time.Duration]time.Duration) // by step
+			for i, call := range calls[1:] {
+				if pause := call.began.Sub(calls[i].ended); pause < 700*time.Millisecond { // the others are between runs
+					step := calls[i].began.Sub(began) / test.step
+					longest[step] = max(longest[step], pause)
+				}
 			}
-			return call.limit, nil
-		}
-		stop := start(t, newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 10_000, Interval: time.Second}))
-		time.Sleep(43 * time.Minute)
-		stop()
-		calls := store.called()
-		longest := make(map[int]time.Duration) // by five minutes
-		for i, call := range calls[1:] {
-			pause := call.began.Sub(calls[i].ended)
-			if pause > 12*batch { // between two runs
-				continue
+			for step, factor := range map[time.Duration]time.Duration{0: 19, 1: 9, 2: 4, 3: 2, 4: 1, 5: 1, 6: 19} {
+				wantBetween(t, "the longest pause", longest[step], factor*batch*8/10, factor*batch)
 			}
-			minutes := int(calls[i].began.Sub(began).Minutes())
-			if minutes != 40 { // nothing left
-				longest[minutes/5] = max(longest[minutes/5], pause)
-			}
-		}
-		for span, factor := range map[int]time.Duration{0: 12, 1: 6, 2: 3, 3: 1, 4: 1, 7: 1, 8: 12} {
-			wantBetween(t, "the longest pause", longest[span], factor*batch*9/10, factor*batch)
-		}
-	})
+		})
+	}
 }
