@@ -41,16 +41,14 @@ func (postgreSQL) mustSeal(t *Tx) (bool, error) {
 		must = !known
 		switch {
 		case known && status == 'I':
-			return errClaimLost
+			return dialect.ErrClaimLost
 		case known && status == 'E':
-			return errAborted
+			return dialect.ErrAborted
 		}
 		return nil
 	})
 	return must, err
 }
-
-var errAborted = errors.New("the transaction is aborted: " + dialect.HintAborted)
 
 // transactionStatus returns the session's state as the server reported it last, if the driver is pgx: 'I' idle, 'T' in a
 // transaction, 'E' in an aborted one. For lib/pq, which looks at it before each COMMIT, it is always 'T'. Other drivers,

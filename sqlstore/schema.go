@@ -61,7 +61,7 @@ const schemaTimeout = 30 * time.Second
 
 func (s *Store) initializeSchema(ctx context.Context, statements []string) error {
 	if err := s.database.createSchema(ctx, s, statements); err != nil {
-		return wrap(ctx, "create table "+s.config.Table, err, "")
+		return dialect.Wrap(ctx, "create table "+s.config.Table, err, "")
 	}
 	return s.check(ctx, s.database.tableFaults)
 }
@@ -93,7 +93,7 @@ func (s *Store) check(ctx context.Context, checks ...func(context.Context, *Stor
 	for _, check := range checks {
 		faults, err := check(ctx, s)
 		if err != nil {
-			return wrap(ctx, "check table "+s.config.Table, err, "")
+			return dialect.Wrap(ctx, "check table "+s.config.Table, err, "")
 		}
 		for _, fault := range faults {
 			all = append(all, fmt.Errorf("inbox: check table %s: %s", s.config.Table, fault))

@@ -33,7 +33,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"reflect"
 	"strings"
 	"sync"
@@ -222,15 +221,5 @@ func (s *Store) wrap(ctx context.Context, doing string, err error) error {
 	if class == dialect.Schema {
 		hint = dialect.HintSchema
 	}
-	return wrap(ctx, doing, err, hint)
-}
-
-func wrap(ctx context.Context, doing string, err error, hint string) error {
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	if hint != "" {
-		return fmt.Errorf("inbox: %s: %w (%s)", doing, err, hint)
-	}
-	return fmt.Errorf("inbox: %s: %w", doing, err)
+	return dialect.Wrap(ctx, doing, err, hint)
 }

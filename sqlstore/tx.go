@@ -51,7 +51,7 @@ func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) 
 		switch {
 		case ctx.Err() != nil:
 			return nil, err
-		case errors.Is(err, errRowGone), errors.Is(err, errConnectionGone):
+		case errors.Is(err, dialect.ErrRowGone), errors.Is(err, errConnectionGone):
 		case s.database.classify(err) == dialect.StaleStatement:
 			if s.prepared != nil {
 				s.prepared.forget()
@@ -63,13 +63,7 @@ func (s *Store) Begin(ctx context.Context, claim inbox.Claim) (inbox.Tx, error) 
 	return nil, err
 }
 
-var (
-	// errRowGone means that a row kept the claim from being made, but was not there to be looked at: its transaction rolled
-	// back, or it was deleted.
-	errRowGone = errors.New("the key could neither be claimed nor be found")
-
-	errConnectionGone = errors.New("the connection is lost")
-)
+var errConnectionGone = errors.New("the connection is lost")
 
 // begin returns a transaction that owns the claim, or one that is over and has a record.
 func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error) {
@@ -130,7 +124,7 @@ func (t *Tx) markLost(err error) error {
 // wrapPool wraps an error that a wait for a connection may have ended in.
 func (s *Store) wrapPool(ctx context.Context, doing string, err error) error {
 	if stats := s.db.Stats(); ctx.Err() != nil && stats.MaxOpenConnections > 0 && stats.InUse >= stats.MaxOpenConnections {
-		return wrap(ctx, doing, err, dialect.HintPool)
+		return dialect.Wrap(ctx, doing, err, dialect.HintPool)
 	}
 	return s.wrap(ctx, doing, err)
 }
@@ -166,7 +160,7 @@ func (t *Tx) selectRecord(ctx context.Context) (*inbox.Record, error) {
 	err := t.queryRow(ctx, t.store.statements.Record, t.key.Consumer, t.key.MessageID).
 		Scan(&receivedAt, &processedAt, &fingerprint, &outputs)
 	if errors.Is(err, sql.ErrNoRows) {
-		return nil, errRowGone
+		return nil, dialect.ErrRowGone
 	}
 	if err != nil {
 		return nil, err
@@ -213,7 +207,7 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 		}
 		_ = t.abandon(ctx)
 		if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // what drivers say while they have rows to read
-			return wrap(ctx, "seal record", err, "the connection is lost, or "+dialect.HintBusy)
+			return dialect.Wrap(ctx, "seal record", err, "the connection is lost, or "+dialect.HintBusy)
 		}
 		return t.store.wrap(ctx, "seal record", err)
 	}
@@ -227,8 +221,6 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 	return nil
 }
 
-var errClaimLost = errors.New("the transaction does not own its claim any more (" + dialect.HintEnded + ")")
-
 // seal records the outputs, and proves that the transaction still is the one that made the claim.
 func (t *Tx) seal(ctx context.Context, outputs []*message.Message) error {
 	query, args := t.store.statements.Seal, []any{t.key.Consumer, t.key.MessageID}
@@ -241,7 +233,7 @@ func (t *Tx) seal(ctx context.Context, outputs []*message.Message) error {
 	result, err := t.exec(ctx, query, args...)
 	if err != nil {
 		if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
-			return fmt.Errorf("%w: %w", errClaimLost, err)
+			return fmt.Errorf("%w: %w", dialect.ErrClaimLost, err)
 		}
 		return err
 	}
@@ -250,7 +242,7 @@ func (t *Tx) seal(ctx context.Context, outputs []*message.Message) error {
 		return err
 	}
 	if rows != 1 {
-		return errClaimLost
+		return dialect.ErrClaimLost
 	}
 	return nil
 }
@@ -260,9 +252,9 @@ func (t *Tx) wrapCommit(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return t.store.wrap(ctx, "commit", err)
 	case errors.Is(err, sql.ErrTxDone):
-		return wrap(ctx, "commit", err, dialect.HintEnded)
+		return dialect.Wrap(ctx, "commit", err, dialect.HintEnded)
 	}
-	return wrap(ctx, "commit", err, dialect.CommitHint(t.store.database.classify(err), err))
+	return dialect.Wrap(ctx, "commit", err, dialect.CommitHint(t.store.database.classify(err), err))
 }
 
 // Rollback implements [inbox.Tx]. A connection that is lost, or that cannot be brought out of its transaction, is closed,
@@ -275,7 +267,7 @@ func (t *Tx) Rollback(ctx context.Context) error {
 	err := t.tx.Rollback()
 	stop()
 	if unclean := t.release(ctx, err); unclean != nil && !t.lost {
-		return wrap(ctx, "roll back", errors.Join(err, unclean), "")
+		return dialect.Wrap(ctx, "roll back", errors.Join(err, unclean), "")
 	}
 	return nil
 }
