@@ -1,0 +1,135 @@
+// Command two-stage passes orders on to payments and payments on to a ledger, with an inbox at each stage. Handlers return
+// the messages for the next stage, and publishing them fails half of the time: they are recorded with the handler's
+// effects and handed out again until they were published, with the same UUIDs, so that the next inbox absorbs repeats.
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	_ "modernc.org/sqlite"
+
+	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/sqlstore"
+)
+
+const orders = 200
+
+func main() {
+	log.SetFlags(0)
+	if err := run(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "inbox-two-stage-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "shop.db")+
+		"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	if _, err := db.Exec("CREATE TABLE payments (id TEXT); CREATE TABLE ledger (id TEXT)"); err != nil {
+		return err
+	}
+	store, err := sqlstore.New(db, sqlstore.Config{Dialect: sqlstore.SQLite})
+	if err != nil {
+		return err
+	}
+	if err := store.InitializeSchema(ctx); err != nil {
+		return err
+	}
+	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store})
+	if err != nil {
+		return err
+	}
+
+	broker := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: orders}, watermill.NopLogger{})
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	router.AddMiddleware(middleware.Recoverer, dedup.Middleware)
+
+	router.AddHandler("pay", "orders", broker, "payments", unreliable{broker},
+		func(msg *message.Message) ([]*message.Message, error) {
+			ctx := msg.Context()
+			if _, err := store.Executor(ctx).ExecContext(ctx, "INSERT INTO payments VALUES (?)", string(msg.Payload)); err != nil {
+				return nil, err
+			}
+			return []*message.Message{message.NewMessage(watermill.NewUUID(), msg.Payload)}, nil
+		})
+	done := make(chan struct{}, orders)
+	router.AddConsumerHandler("book", "payments", broker, func(msg *message.Message) error {
+		ctx := msg.Context()
+		_, err := store.Executor(ctx).ExecContext(ctx, "INSERT INTO ledger VALUES (?)", string(msg.Payload))
+		done <- struct{}{}
+		return err
+	})
+	go func() {
+		if err := router.Run(ctx); err != nil {
+			log.Print(err)
+		}
+	}()
+	<-router.Running()
+
+	for i := range orders {
+		order := message.NewMessage(watermill.NewUUID(), []byte("order "+strconv.Itoa(i)))
+		if err := broker.Publish("orders", order, order.Copy()); err != nil { // twice
+			return err
+		}
+	}
+	for range orders {
+		<-done
+	}
+	if err := router.Close(); err != nil {
+		return err
+	}
+	flush, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := dedup.Close(flush); err != nil {
+		return err
+	}
+
+	var payments, ledger, distinct int
+	row := db.QueryRow("SELECT (SELECT count(*) FROM payments), count(*), count(DISTINCT id) FROM ledger")
+	if err := row.Scan(&payments, &ledger, &distinct); err != nil {
+		return err
+	}
+	fmt.Printf("%d orders, %d payments, %d entries in the ledger, %d of them different\n", orders, payments, ledger, distinct)
+	if payments != orders || ledger != orders || distinct != orders {
+		return errors.New("the ledger is not exact")
+	}
+	return nil
+}
+
+// unreliable is a publisher that fails half of the time: before it published, or after.
+type unreliable struct{ message.Publisher }
+
+func (u unreliable) Publish(topic string, messages ...*message.Message) error {
+	failure := errors.New("publishing failed")
+	switch rand.N(4) {
+	case 0:
+		return failure
+	case 1:
+		return errors.Join(u.Publisher.Publish(topic, messages...), failure)
+	}
+	return u.Publisher.Publish(topic, messages...)
+}
