@@ -192,7 +192,7 @@ func (d *Deduplicator) Process(ctx context.Context, key Key, fn func(ctx context
 		key.Consumer = d.config.Consumer
 	}
 	run := &delivery{Deduplicator: d, fn: fn}
-	run.event.Context = ctx
+	run.event.Context = ctx //nolint:fatcontext // for the observer
 	defer run.observe()
 
 	var err error

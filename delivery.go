@@ -28,7 +28,7 @@ type delivery struct {
 // handleMessage takes the delivery from the message to the messages that the router shall publish.
 func (r *delivery) handleMessage(ctx context.Context) ([]*message.Message, error) {
 	var err error
-	if r.claim.Key, err = r.key(r.msg); err != nil {
+	if r.claim.Key, err = r.key(r.msg); err != nil { //nolint:contextcheck // it is the message's context
 		return nil, r.end(err)
 	}
 	if r.config.Fingerprint {
@@ -117,7 +117,7 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	committed := false
 	defer func() { // on an error, a panic and a Goexit alike
 		if !committed {
-			r.rollback(ctx, tx)
+			r.rollback(ctx, tx) //nolint:contextcheck // outlives the message's
 		}
 	}()
 
@@ -130,7 +130,7 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 			return nil, nil
 		}
 		r.event.Outputs = len(record.Outputs)
-		return freshCopies(context.WithoutCancel(r.event.Context), record.Outputs), nil
+		return freshCopies(context.WithoutCancel(r.event.Context), record.Outputs), nil //nolint:contextcheck // the message's own
 	}
 
 	txCtx := txctx.With(ctx, &txctx.Frame{Native: tx.Native(), Store: r.config.Store, Key: r.claim.Key})

@@ -24,7 +24,7 @@ func (d *Deduplicator) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		if d.config.Skip != nil && d.config.Skip(msg) {
 			run := &delivery{Deduplicator: d, msg: msg}
-			run.event.Context, run.event.Outcome = msg.Context(), Bypassed
+			run.event.Context, run.event.Outcome = msg.Context(), Bypassed //nolint:fatcontext // for the observer
 			run.observe()
 			return h(msg)
 		}
@@ -35,7 +35,7 @@ func (d *Deduplicator) Middleware(h message.HandlerFunc) message.HandlerFunc {
 func (d *Deduplicator) handle(msg *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
 	former := msg.Context()
 	run := &delivery{Deduplicator: d, msg: msg, handler: h}
-	run.event.Context = former
+	run.event.Context = former //nolint:fatcontext // for the observer
 	returned := false
 	defer func() {
 		msg.SetContext(former)

@@ -15,19 +15,19 @@ type Observer interface {
 type Outcome string
 
 const (
-	// Processed: the handler's effects are committed.
+	// Processed means that the handler's effects are committed.
 	Processed Outcome = "processed"
 
-	// Duplicate: the message was processed before; the handler did not run.
+	// Duplicate means that the message was processed before; the handler did not run.
 	Duplicate Outcome = "duplicate"
 
-	// InFlight: another delivery of the message held it for longer than LockTimeout.
+	// InFlight means that another delivery of the message held it for longer than LockTimeout.
 	InFlight Outcome = "in_flight"
 
-	// Failed: rolled back, or ended in an error that leaves open whether it was committed. It will be delivered again.
+	// Failed means rolled back, or ended in an error that leaves open whether it was committed. It will be delivered again.
 	Failed Outcome = "failed"
 
-	// Bypassed: [Config].Skip sent the message to the handler without the inbox.
+	// Bypassed means that [Config].Skip sent the message to the handler without the inbox.
 	Bypassed Outcome = "bypassed"
 )
 

@@ -53,7 +53,7 @@ func (r *delivery) accept(ctx context.Context, produced []*message.Message) ([]*
 		}
 		return nil, nil
 	default:
-		return freshCopies(context.WithoutCancel(r.event.Context), produced), nil
+		return freshCopies(context.WithoutCancel(r.event.Context), produced), nil //nolint:contextcheck // not the transaction's
 	}
 }
 

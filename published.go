@@ -74,7 +74,7 @@ func (p *publishedMarker) watch(ctx context.Context, msg *message.Message, key K
 	if p.running == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		p.running = &markerRun{cancel: cancel, ended: make(chan struct{})}
-		go p.run(ctx, p.running)
+		go p.run(ctx, p.running) //nolint:contextcheck // for many messages
 	}
 }
 

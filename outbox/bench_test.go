@@ -7,10 +7,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/outbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
-
-	"github.com/watermill-inbox/inbox/internal/testenv"
 )
 
 // discard is a broker that answers at once.

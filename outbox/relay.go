@@ -126,7 +126,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // its end is what ends Run
 			}
 		}
 		claimed, err := r.relay(ctx, &sweep)

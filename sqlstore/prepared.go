@@ -26,7 +26,8 @@ func (p *preparedStatements) prepare(ctx context.Context, queries ...string) err
 		if p.get(query) != nil {
 			continue
 		}
-		stmt, err := p.db.PrepareContext(ctx, query) // outside of the lock, which knows no context
+		// Outside of the lock, which knows no context.
+		stmt, err := p.db.PrepareContext(ctx, query) //nolint:sqlclosecheck // kept
 		if err != nil {
 			return err
 		}

@@ -170,14 +170,14 @@ func (t *Tx) selectRecord(ctx context.Context) (*inbox.Record, error) {
 
 func (t *Tx) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	if stmt := t.prepared(query); stmt != nil {
-		return t.tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
+		return t.tx.StmtContext(ctx, stmt).ExecContext(ctx, args...) //nolint:sqlclosecheck // ends with the transaction
 	}
 	return t.tx.ExecContext(ctx, query, args...)
 }
 
 func (t *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
 	if stmt := t.prepared(query); stmt != nil {
-		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
+		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // ends with the transaction
 	}
 	return t.tx.QueryRowContext(ctx, query, args...)
 }

@@ -163,9 +163,9 @@ func (c *postgresCodec) seeServer(kind byte, body []byte) sight {
 	case 'E', 'N':
 		seen.text = postgresError(body)
 	}
-	switch {
-	case kind == 'A', kind == 'N', kind == 'S': // may come at any time, and answer nothing
-	case kind == 'R', kind == 'G', kind == 'W': // it is the client's turn; the ReadyForQuery comes later
+	switch kind {
+	case 'A', 'N', 'S': // may come at any time, and answer nothing
+	case 'R', 'G', 'W': // it is the client's turn; the ReadyForQuery comes later
 		c.waiting = kind == 'R' && !asksClient(body)
 	default:
 		c.waiting = c.unanswered > 0

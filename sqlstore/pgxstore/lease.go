@@ -161,7 +161,7 @@ func (h *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 		return closedRows{}, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	return h.tx.Query(ctx, sql, args...)
+	return h.tx.Query(ctx, sql, args...) //nolint:sqlclosecheck // the handler's
 }
 
 func (h *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

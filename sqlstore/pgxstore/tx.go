@@ -81,7 +81,7 @@ func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, again bool
 	}
 	class := dialect.ClassifyPostgreSQL(err)
 	again = errors.Is(err, dialect.ErrRowGone) || class == dialect.StaleStatement || t.isClosed()
-	t.abandon()
+	t.abandon() //nolint:contextcheck // ctx may have ended
 	switch {
 	case err == nil:
 		return t, false, nil
@@ -172,7 +172,7 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 	default:
 		err = t.tx.Commit(ctx)
 	}
-	t.abandon()
+	t.abandon() //nolint:contextcheck // ctx may have ended
 	if err != nil {
 		return dialect.Wrap(ctx, "commit", err, dialect.CommitHint(dialect.ClassifyPostgreSQL(err), err))
 	}

@@ -37,15 +37,18 @@ type service struct {
 var services = []service{
 	{
 		"postgres", testenv.PostgreSQLVariable, func() (*testserver.Server, error) { return testserver.PostgreSQL() },
-		"postgres://postgres:inbox@127.0.0.1:55432/postgres?sslmode=disable", []string{"postgresql"},
+		"postgres://postgres:inbox@127.0.0.1:55432/postgres?sslmode=disable",
+		[]string{"postgresql"},
 	},
 	{
 		"mariadb", testenv.MariaDBVariable, func() (*testserver.Server, error) { return testserver.MariaDB() },
-		"root:inbox@tcp(127.0.0.1:53306)/inbox?readTimeout=60s", []string{"mariadb-server"},
+		"root:inbox@tcp(127.0.0.1:53306)/inbox?readTimeout=60s",
+		[]string{"mariadb-server"},
 	},
 	{
 		"rabbitmq", testenv.RabbitMQVariable, testserver.RabbitMQ,
-		"amqp://guest:guest@127.0.0.1:55672/", []string{"rabbitmq-server"},
+		"amqp://guest:guest@127.0.0.1:55672/",
+		[]string{"rabbitmq-server"},
 	},
 }
 

@@ -113,7 +113,7 @@ func classify(err error, class func(error) Class) Class {
 		return Other
 	}
 	found := class(err)
-	switch wrapper := err.(type) {
+	switch wrapper := err.(type) { //nolint:errorlint // walks the tree itself
 	case interface{ Unwrap() error }:
 		found = max(found, classify(wrapper.Unwrap(), class))
 	case interface{ Unwrap() []error }:

@@ -16,7 +16,7 @@ func undoes(err error) bool {
 	if err == nil {
 		return false
 	}
-	switch wrapper := err.(type) {
+	switch wrapper := err.(type) { //nolint:errorlint // walks the tree itself
 	case interface{ Code() int }:
 		switch wrapper.Code() & 0xff {
 		case 7, 9, 10, 13: // SQLITE_NOMEM, _INTERRUPT, _IOERR, _FULL
