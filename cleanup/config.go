@@ -58,13 +58,14 @@ type Config struct {
 	Interval time.Duration
 
 	// BatchSize is how many records are deleted at most in one transaction. After a timeout or a lock conflict batches
-	// become smaller, and then slowly larger again, up to this. Defaults to 1000.
+	// become smaller, and then slowly larger again, up to this. On SQLite all other writers wait for a batch. Defaults to
+	// 500.
 	BatchSize int
 
 	// BatchTimeout bounds each batch, and each query for [RunEvent]. Defaults to 5 seconds.
 	BatchTimeout time.Duration
 
-	// BatchPause is the shortest pause between two batches. A pause is also 19 times as long as the batch before it took,
+	// BatchPause is the shortest pause between two batches. A pause is also 15 times as long as the batch before it took,
 	// so that the cleaner slows down when the database does. That factor is halved for each five minutes (or each
 	// Retention, if that is shorter) in which there always was more to delete, so that no inbox outgrows its cleaner.
 	// Pauses are shortened by up to a half at random. Defaults to 10 milliseconds.
@@ -89,7 +90,7 @@ func (c *Config) setDefaults() {
 		c.Interval = time.Minute
 	}
 	if c.BatchSize == 0 {
-		c.BatchSize = 1000
+		c.BatchSize = 500
 	}
 	if c.BatchTimeout == 0 {
 		c.BatchTimeout = 5 * time.Second

@@ -124,8 +124,8 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 	for _, test := range []struct{ batch, min, max time.Duration }{
 		{0, 5 * time.Millisecond, 10 * time.Millisecond},
 		{500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond},
-		{10 * time.Millisecond, 95 * time.Millisecond, 190 * time.Millisecond},
-		{time.Second, 9500 * time.Millisecond, 19 * time.Second},
+		{10 * time.Millisecond, 75 * time.Millisecond, 150 * time.Millisecond},
+		{time.Second, 7500 * time.Millisecond, 15 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &scriptedStore{script: func(_ context.Context, call call) (int, error) {
@@ -181,7 +181,7 @@ func TestPausesShrinkWhenThereIsAlwaysMore(t *testing.T) {
 					longest[step] = max(longest[step], pause)
 				}
 			}
-			for step, factor := range map[time.Duration]time.Duration{0: 19, 1: 9, 2: 4, 3: 2, 4: 1, 5: 1, 6: 19} {
+			for step, factor := range map[time.Duration]time.Duration{0: 15, 1: 7, 2: 3, 3: 1, 4: 1, 5: 1, 6: 15} {
 				wantBetween(t, "the longest pause", longest[step], factor*batch*8/10, factor*batch)
 			}
 		})

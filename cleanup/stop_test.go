@@ -34,9 +34,9 @@ func TestStop(t *testing.T) {
 			if call.number == 2 {
 				return 0, errors.New("the pause did not end")
 			}
-			time.Sleep(50 * time.Second) // before the stop, after which there is a pause of 75 seconds at least
+			time.Sleep(50 * time.Second) // before the stop, after which there is a pause of minutes
 			return call.limit, nil
-		}, 0, 1, 1000},
+		}, 0, 1, 500},
 		"in a batch that ends soon": {func(ctx context.Context, call call) (int, error) {
 			select {
 			case <-ctx.Done():
@@ -44,7 +44,7 @@ func TestStop(t *testing.T) {
 			case <-time.After(60*time.Second + 400*time.Millisecond):
 				return call.limit, nil
 			}
-		}, 400 * time.Millisecond, 1, 1000},
+		}, 400 * time.Millisecond, 1, 500},
 		"in a batch that hangs": {func(ctx context.Context, _ call) (int, error) {
 			<-ctx.Done()
 			return 0, ctx.Err()
