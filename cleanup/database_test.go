@@ -17,13 +17,18 @@ import (
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/cleanup"
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/sqlstore"
+	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
 )
 
 var (
 	_ cleanup.Store           = (*sqlstore.Store)(nil)
 	_ cleanup.AgeReporter     = (*sqlstore.Store)(nil)
 	_ cleanup.StrandedCounter = (*sqlstore.Store)(nil)
+	_ cleanup.Store           = (*pgxstore.Store)(nil)
+	_ cleanup.AgeReporter     = (*pgxstore.Store)(nil)
+	_ cleanup.StrandedCounter = (*pgxstore.Store)(nil)
 )
 
 // database is a kind of database, and what the tests need to say in its own words.
@@ -48,7 +53,7 @@ var (
 		dialect: sqlstore.PostgreSQL,
 		open: func(tb testing.TB, _, timeZone string) *sql.DB {
 			tb.Helper()
-			dsn := serverDSN(tb, "INBOX_TEST_POSTGRES_DSN")
+			dsn := testenv.PostgreSQL(tb)
 			if timeZone != "" {
 				parsed, err := url.Parse(dsn)
 				if err != nil {
@@ -74,7 +79,7 @@ FROM generate_series(1, %[2]d) AS i`,
 		dialect: sqlstore.MySQL,
 		open: func(tb testing.TB, _, timeZone string) *sql.DB {
 			tb.Helper()
-			config, err := mysql.ParseDSN(serverDSN(tb, "INBOX_TEST_MARIADB_DSN"))
+			config, err := mysql.ParseDSN(testenv.MariaDB(tb))
 			if err != nil {
 				tb.Fatal(err)
 			}
@@ -123,19 +128,6 @@ func forEachDatabase(t *testing.T, databases []database, test func(t *testing.T,
 			test(t, database)
 		})
 	}
-}
-
-// serverDSN skips the test if there is no server, unless servers are required.
-func serverDSN(tb testing.TB, variable string) string {
-	tb.Helper()
-	dsn := os.Getenv(variable)
-	if dsn == "" {
-		if os.Getenv("INBOX_TEST_REQUIRE") != "" {
-			tb.Fatal(variable + " is not set")
-		}
-		tb.Skip(variable + " is not set")
-	}
-	return dsn
 }
 
 func invert(offset string) string {
