@@ -1,0 +1,7 @@
+//go:build !linux
+
+package testserver
+
+import "os/exec"
+
+func supervised(string, *owner, []string) (*exec.Cmd, error) { return nil, errMissing }
