@@ -215,15 +215,15 @@ func (d *Deduplicator) IsTransient(err error) bool {
 
 // ShouldPoison reports whether a message that failed with err may go to a poison queue: it is the filter for Watermill's
 // PoisonQueueWithFilter. It refuses what is not the message's fault, and so must be nacked and delivered again: a message
-// in flight, an ended context, a transient error, and a transaction that could not be begun. Poisoning acknowledges the
-// message, which would lose it if its delivery in flight is then rolled back.
+// in flight, an ended context, a transient error, a transaction that could not be begun, one whose connection was lost.
+// Poisoning acknowledges the message, which would lose it if its delivery in flight is then rolled back.
 func (d *Deduplicator) ShouldPoison(err error) bool {
-	var begin *beginError
 	return err != nil &&
 		!errors.Is(err, ErrInFlight) &&
 		!errors.Is(err, context.Canceled) &&
 		!errors.Is(err, context.DeadlineExceeded) &&
-		!errors.As(err, &begin) &&
+		!errors.Is(err, errNotBegun) &&
+		!errors.Is(err, errConnectionLost) &&
 		!d.IsTransient(err)
 }
 

@@ -78,7 +78,7 @@ func (r *delivery) deliver(ctx context.Context) ([]*message.Message, error) {
 			"already: the middleware was added twice")
 	}
 	if err := context.Cause(ctx); err != nil {
-		return nil, fmt.Errorf("inbox: begin delivery: %w", endedError{err, ctx.Err()})
+		return nil, fmt.Errorf("inbox: begin delivery: %w", alsoError{err, ctx.Err()})
 	}
 
 	waitFrom := time.Now()
@@ -112,14 +112,22 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	claimed := time.Now()
 	r.event.Claim += claimed.Sub(started)
 	if err != nil {
-		return nil, &beginError{withEnd(ctx, err)}
+		return nil, alsoError{withEnd(ctx, err), errNotBegun}
 	}
-	committed := false
-	defer func() { // on an error, a panic and a Goexit alike
-		if !committed {
+	over := false
+	defer func() { // on a panic and a Goexit too
+		if !over {
 			r.rollback(ctx, tx) //nolint:contextcheck // outlives the message's
 		}
 	}()
+	fail := func(err error) error {
+		over = true
+		r.rollback(ctx, tx) //nolint:contextcheck // outlives the message's
+		if detector, ok := tx.(LossDetector); ok && detector.ConnectionLost() {
+			return alsoError{err, errConnectionLost}
+		}
+		return err
+	}
 
 	if record := tx.Recorded(); record != nil {
 		if r.claim.Fingerprint != nil && record.Fingerprint != nil && !bytes.Equal(r.claim.Fingerprint, record.Fingerprint) {
@@ -139,11 +147,11 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	r.event.Handler += handled.Sub(claimed)
 	if err != nil {
 		r.explain(err)
-		return nil, keepEnd(ctx, err)
+		return nil, fail(keepEnd(ctx, err))
 	}
 	outputs, err := r.accept(txCtx, produced)
 	if err != nil {
-		return nil, err
+		return nil, fail(err)
 	}
 
 	r.warnIfSettled()
@@ -152,9 +160,9 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	err = tx.Commit(commitCtx, outputs)
 	r.event.Commit += time.Since(handled)
 	if err != nil {
-		return nil, withEnd(commitCtx, err)
+		return nil, fail(withEnd(commitCtx, err))
 	}
-	committed = true
+	over = true
 	r.event.Outputs = len(outputs)
 	return outputs, nil
 }
@@ -252,24 +260,25 @@ func withDeadline(ctx context.Context, cancel context.CancelFunc, deadline time.
 	}
 }
 
-// beginError marks that a transaction could not be begun, or the key neither be claimed nor be proven a duplicate: it
-// says nothing of the message.
-type beginError struct{ err error }
+var (
+	// errNotBegun means that a transaction could not be begun, or the key neither be claimed nor be proven a duplicate.
+	errNotBegun = errors.New("inbox: no transaction")
 
-func (e *beginError) Error() string { return e.err.Error() }
-func (e *beginError) Unwrap() error { return e.err }
+	// errConnectionLost means that the transaction failed with its connection.
+	errConnectionLost = errors.New("inbox: connection lost")
+)
 
-// endedError is an error during which the governing context ended. It reads like the error itself, so that what
-// matches a handler's error by its text still does, and is found by errors.Is as the context's error too.
-type endedError struct{ err, end error }
+// alsoError is an error that is another one as well: that of the context that ended meanwhile, or one of those above. It
+// reads like the error itself, so that what matches a handler's error by its text still does.
+type alsoError struct{ err, also error }
 
-func (e endedError) Error() string   { return e.err.Error() }
-func (e endedError) Unwrap() []error { return []error{e.err, e.end} }
+func (e alsoError) Error() string   { return e.err.Error() }
+func (e alsoError) Unwrap() []error { return []error{e.err, e.also} }
 
 // keepEnd makes errors.Is find the context's error in err if the context ended, and leaves err untouched otherwise.
 func keepEnd(ctx context.Context, err error) error {
 	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
-		return endedError{err, end}
+		return alsoError{err, end}
 	}
 	return err
 }

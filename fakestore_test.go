@@ -37,6 +37,7 @@ type fakeStore struct {
 	rollbacks int
 	claims    []inbox.Claim
 	marked    []inbox.Key
+	lost      bool // the connections
 
 	onBegin    func(ctx context.Context, claim inbox.Claim) error
 	onCommit   func(ctx context.Context) error // before the commit: nothing is committed if it fails
@@ -139,6 +140,8 @@ func (tx *fakeTx) Rollback(context.Context) error {
 	}
 	return nil
 }
+
+func (tx *fakeTx) ConnectionLost() bool { return tx.store.lost }
 
 func (tx *fakeTx) end() {
 	if !tx.native.closed {

@@ -716,6 +716,12 @@ func TestShouldPoison(t *testing.T) {
 	store.onBegin = func(context.Context, inbox.Claim) error { return errBegin }
 	beginErr := fail(nil)
 	store.onBegin = nil
+	store.lost = true
+	lostErr := fail(errHandler)
+	store.lost = false
+	if lostErr.Error() != errHandler.Error() || !errors.Is(lostErr, errHandler) {
+		t.Errorf("the handler's error changed: %v", lostErr)
+	}
 	for _, tt := range []struct {
 		name string
 		err  error
@@ -729,6 +735,7 @@ func TestShouldPoison(t *testing.T) {
 		{"deadline", fail(context.DeadlineExceeded), false},
 		{"transient", fail(errDeadlock), false},
 		{"begin", beginErr, false},
+		{"connection lost", lostErr, false},
 	} {
 		if got := dedup.ShouldPoison(tt.err); got != tt.want {
 			t.Errorf("%s (%v): %t", tt.name, tt.err, got)

@@ -77,6 +77,13 @@ type Record struct {
 	Outputs []*message.Message
 }
 
+// LossDetector is implemented by a [Tx] that knows whether its connection was lost, and the transaction with it: a failure
+// that is not the message's fault.
+type LossDetector interface {
+	// ConnectionLost is called after Rollback.
+	ConnectionLost() bool
+}
+
 // TransientClassifier is implemented by stores that can tell errors which go away when the whole transaction is run
 // again: serialization failures, deadlocks, a busy SQLite file.
 type TransientClassifier interface {

@@ -27,15 +27,6 @@ func (s *Store) DeleteExpired(ctx context.Context, age time.Duration, limit int)
 	return deleted, nil
 }
 
-func (s *Store) deleteInOneStatement(ctx context.Context, age int64, limit int) (int, error) {
-	result, err := s.db.ExecContext(ctx, s.statements.DeleteExpired, age, limit)
-	if err != nil {
-		return 0, err
-	}
-	rows, err := result.RowsAffected()
-	return int(rows), err
-}
-
 // OldestAge returns how long ago the oldest record that is not kept for its outputs was received, and false if there is
 // none. Far beyond the retention, it says that the cleanup does not keep up.
 func (s *Store) OldestAge(ctx context.Context) (time.Duration, bool, error) {

@@ -157,5 +157,8 @@ WHERE NOT has_table_privilege(to_regclass($1::text), privilege)`, name)
 func (postgreSQL) settingFaults(context.Context, *Store) ([]string, error) { return nil, nil }
 
 func (postgreSQL) deleteExpired(ctx context.Context, s *Store, age int64, limit int) (int, error) {
-	return s.deleteInOneStatement(ctx, age, limit)
+	return s.expired.Delete(limit, func(limit int, after int64) (deleted int, last int64, err error) {
+		err = s.db.QueryRowContext(ctx, s.statements.DeleteExpired, age, limit, after).Scan(&deleted, &last)
+		return deleted, last, err
+	})
 }

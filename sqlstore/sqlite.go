@@ -119,5 +119,10 @@ func (s sqlite) settingFaults(ctx context.Context, store *Store) ([]string, erro
 }
 
 func (sqlite) deleteExpired(ctx context.Context, s *Store, age int64, limit int) (int, error) {
-	return s.deleteInOneStatement(ctx, age, limit)
+	result, err := s.db.ExecContext(ctx, s.statements.DeleteExpired, age, limit)
+	if err != nil {
+		return 0, err
+	}
+	rows, err := result.RowsAffected()
+	return int(rows), err
 }

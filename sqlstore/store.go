@@ -61,6 +61,7 @@ type Store struct {
 	statements *dialect.Statements
 	prepared   *preparedStatements // nil: statements are not prepared
 	server     atomic.Pointer[serverVersion]
+	expired    dialect.ExpiredCursor
 
 	mu   sync.Mutex
 	live map[*sql.Tx]struct{} // transactions that handlers have

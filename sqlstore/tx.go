@@ -21,7 +21,10 @@ const maxBegins = 5
 // cleanupTimeout bounds what has to be done after the caller's context may have ended.
 const cleanupTimeout = 5 * time.Second
 
-var _ inbox.Tx = (*Tx)(nil)
+var (
+	_ inbox.Tx           = (*Tx)(nil)
+	_ inbox.LossDetector = (*Tx)(nil)
+)
 
 // Tx is an [inbox.Tx] over a *sql.Tx.
 type Tx struct {
@@ -256,6 +259,9 @@ func (t *Tx) wrapCommit(ctx context.Context, err error) error {
 	}
 	return dialect.Wrap(ctx, "commit", err, dialect.CommitHint(t.store.database.classify(err), err))
 }
+
+// ConnectionLost implements [inbox.LossDetector].
+func (t *Tx) ConnectionLost() bool { return t.lost }
 
 // Rollback implements [inbox.Tx]. A connection that is lost, or that cannot be brought out of its transaction, is closed,
 // which undoes the transaction as well.

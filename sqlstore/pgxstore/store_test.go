@@ -304,6 +304,10 @@ func TestCommitIsNeverAWrongSuccess(t *testing.T) {
 					if err := tx.Rollback(t.Context()); err != nil {
 						t.Errorf("rollback: %v", err)
 					}
+					lost := tt.name == "interrupted query" || tt.name == "killed connection"
+					if got := tx.(inbox.LossDetector).ConnectionLost(); got != lost {
+						t.Errorf("connection lost: %t", got)
+					}
 					wantUnclaimed(t, store, "id")
 					if got := count(t, pool, effects(table)); got != 0 {
 						t.Errorf("%d effects", got)

@@ -28,7 +28,10 @@ const (
 	sessionAborted = 'E'
 )
 
-var _ inbox.Tx = (*Tx)(nil)
+var (
+	_ inbox.Tx           = (*Tx)(nil)
+	_ inbox.LossDetector = (*Tx)(nil)
+)
 
 // Tx is an [inbox.Tx] over a pgx.Tx.
 type Tx struct {
@@ -41,6 +44,7 @@ type Tx struct {
 	tx    pgx.Tx // pgx's own
 	lease *lease // what the handler has of it
 	ended bool
+	lost  bool // the connection
 }
 
 // Begin implements [inbox.Store]. Waiting for a connection of the pool ends with ctx.
@@ -231,6 +235,9 @@ func (t *Tx) commitWith(ctx context.Context, seal string, args ...any) error {
 	return nil
 }
 
+// ConnectionLost implements [inbox.LossDetector]. A context that ends during a query has pgx close the connection.
+func (t *Tx) ConnectionLost() bool { return t.lost }
+
 // Rollback implements [inbox.Tx]. A connection that is lost, or that cannot be brought out of its transaction, is closed,
 // which undoes the transaction as well.
 func (t *Tx) Rollback(ctx context.Context) error {
@@ -263,6 +270,6 @@ func (t *Tx) isClosed() bool { return t.conn.Conn().IsClosed() }
 
 // release gives the connection back to the pool, which closes it unless it is idle.
 func (t *Tx) release() {
-	t.ended = true
+	t.ended, t.lost = true, t.isClosed()
 	t.conn.Release()
 }

@@ -28,7 +28,9 @@ type Statements struct {
 	Forget string
 
 	// DeleteExpired deletes the rows without unpublished outputs that were sealed longer ago than an age, oldest first.
-	// Parameters: age, limit. Empty on MySQL, where it takes SelectExpired and DeleteKeys.
+	// Parameters: age, limit. On PostgreSQL there is a third, the received_at from which on, and the result is a row: how
+	// many were deleted, and the latest received_at of them; see [ExpiredCursor]. Empty on MySQL, where it takes
+	// SelectExpired and DeleteKeys.
 	DeleteExpired string
 
 	// SelectExpired selects consumer and message ID of the rows that DeleteExpired means, and locks them. Parameters:

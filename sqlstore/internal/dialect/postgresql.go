@@ -65,15 +65,19 @@ WITH expired AS (
 	SELECT ctid, consumer, message_id
 	FROM {table}
 	WHERE outputs IS NULL
+		AND received_at >= timestamptz '1970-01-01 00:00:00+00' + $3::bigint * interval '1 microsecond'
 		AND received_at < {cutoff} - {seal_after}
 		AND processed_at < {cutoff} - {seal_after}
 	ORDER BY received_at
 	LIMIT $2::bigint
 	FOR UPDATE SKIP LOCKED
+), deleted AS (
+	DELETE FROM {table}
+	WHERE ctid = ANY (ARRAY(SELECT ctid FROM expired))
+		AND (consumer, message_id) IN (SELECT consumer, message_id FROM expired)
+	RETURNING received_at
 )
-DELETE FROM {table}
-WHERE ctid = ANY (ARRAY(SELECT ctid FROM expired))
-	AND (consumer, message_id) IN (SELECT consumer, message_id FROM expired)`),
+SELECT count(*), coalesce((extract(epoch FROM max(received_at)) * 1000000)::bigint, 0) FROM deleted`),
 
 		OldestAge: in(`
 SELECT (extract(epoch FROM statement_timestamp() - received_at) * 1000000)::bigint
