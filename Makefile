@@ -46,3 +46,9 @@ quickstart:
 ## vulncheck: known vulnerabilities (needs the network)
 vulncheck:
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
+
+## torture: the pipeline under random kills (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS, INBOX_TEST_SEED)
+torture: export INBOX_TORTURE_MESSAGES ?= 100000
+torture: export INBOX_TORTURE_FAULTS ?= 200
+torture:
+	$(GO) run ./internal/cmd/withservers $(GO) test -v -timeout 2h -run TestTorture ./internal/e2e

@@ -128,6 +128,11 @@ func declare(t *testing.T, url string, queues ...string) {
 // publishOrders publishes n orders, each at least copies times, and waits for the broker's confirmations.
 func publishOrders(t *testing.T, url, topic string, n int, copies func() int) {
 	t.Helper()
+	publishRange(t, url, topic, 0, n, func(int) int { return copies() })
+}
+
+func publishRange(t *testing.T, url, topic string, first, end int, copies func(int) int) {
+	t.Helper()
 	const publishers = 4
 	var wg sync.WaitGroup
 	for from := range publishers {
@@ -138,8 +143,8 @@ func publishOrders(t *testing.T, url, topic string, n int, copies func() int) {
 					_ = publisher.Close()
 				}
 			}()
-			for i := from; i < n; i += publishers {
-				for range copies() {
+			for i := first + from; i < end; i += publishers {
+				for range copies(i) {
 					id := "order-" + strconv.Itoa(i)
 					for attempt := 0; ; attempt++ { // the broker may be down for the moment
 						var err error
