@@ -98,8 +98,12 @@ func Galera(nodes int, args ...string) (cluster []*Server, err error) {
 		group, increments, snapshots := s.furtherPorts[0], s.furtherPorts[1], s.furtherPorts[2]
 		s.command = append(s.command,
 			"--wsrep-on=ON", "--wsrep-provider="+provider, "--wsrep-cluster-address=gcomm://"+strings.Join(addresses, ","),
-			fmt.Sprintf("--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:%d;ist.recv_addr=127.0.0.1:%d;gcache.size=16M",
-				group, increments),
+			"--wsrep-provider-options="+strings.Join([]string{
+				"gmcast.listen_addr=tcp://127.0.0.1:" + strconv.Itoa(group), "ist.recv_addr=127.0.0.1:" + strconv.Itoa(increments),
+				"gcache.size=16M",
+				// Notice sooner that a node is gone.
+				"evs.keepalive_period=PT0.5S", "evs.inactive_check_period=PT0.5S", "evs.suspect_timeout=PT2S", "evs.inactive_timeout=PT5S",
+			}, ";"),
 			"--wsrep-node-address=127.0.0.1:"+strconv.Itoa(group), "--wsrep-node-name=node"+strconv.Itoa(i),
 			"--wsrep-sst-method=rsync", "--wsrep-sst-receive-address=127.0.0.1:"+strconv.Itoa(snapshots),
 			"--binlog-format=ROW", "--innodb-autoinc-lock-mode=2")
