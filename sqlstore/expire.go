@@ -7,22 +7,23 @@ import (
 	"time"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/sqlstore/internal/dialect"
 )
 
 // DeleteExpired deletes records whose transaction ended longer ago than age, by the database's clock: at most limit of
 // them, the oldest first. It never deletes outputs that were not published, nor records without a seal. It waits for no
 // claim, and no claim waits for it longer than it runs; on SQLite, where all writes wait for each other, keep limit small.
-// It returns how many it deleted.
+// It returns how many it deleted, also with an error.
+//
+// On PostgreSQL it begins where the former call ended, as long as there is enough to delete, and looks at older records
+// afterwards.
 func (s *Store) DeleteExpired(ctx context.Context, age time.Duration, limit int) (int, error) {
-	if age < 0 {
-		return 0, errors.New("inbox: delete expired records: the age is negative")
-	}
-	if limit <= 0 {
-		return 0, errors.New("inbox: delete expired records: the limit is not positive")
+	if err := dialect.CheckExpired(age, limit); err != nil {
+		return 0, err
 	}
 	deleted, err := s.database.deleteExpired(ctx, s, age.Microseconds(), limit)
 	if err != nil {
-		return 0, s.wrap(ctx, "delete expired records", err)
+		return deleted, s.wrap(ctx, "delete expired records", err)
 	}
 	return deleted, nil
 }

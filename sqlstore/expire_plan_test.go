@@ -48,7 +48,7 @@ func TestDeleteExpiredReadsNoMoreThanItDeletes(t *testing.T) {
 	for target, check := range map[*target]func(t *testing.T, conn *sql.Conn, table dialect.Table){
 		&pgxStdlib: func(t *testing.T, conn *sql.Conn, table dialect.Table) {
 			t.Helper()
-			plan := queryText(t, conn, "EXPLAIN (ANALYZE, COSTS OFF) "+dialect.PostgreSQL(table).DeleteExpired, week, 1000)
+			plan := queryText(t, conn, "EXPLAIN (ANALYZE, COSTS OFF) "+dialect.PostgreSQL(table).DeleteExpired, week, 1000, 0)
 			wantPlan(t, plan, []string{"Index Scan using " + table.Name + "_received_at_idx", "rows=1000 "},
 				[]string{"Seq Scan", "Sort", "Rows Removed"})
 		},

@@ -45,6 +45,7 @@ type Store struct {
 	statements *dialect.Statements
 	seal       string
 	sealOutput string
+	expired    dialect.ExpiredCursor
 }
 
 // New returns a store. It opens no connection: the table has to be there when the first message arrives, see
@@ -138,12 +139,22 @@ func (s *Store) MarkOutputsPublished(ctx context.Context, keys []inbox.Key) erro
 }
 
 // DeleteExpired deletes old records, as [sqlstore.Store.DeleteExpired] does.
-func (s *Store) DeleteExpired(ctx context.Context, age time.Duration, limit int) (deleted int, err error) {
-	err = s.overSQL(func(store *sqlstore.Store) error {
-		deleted, err = store.DeleteExpired(ctx, age, limit)
-		return err
+func (s *Store) DeleteExpired(ctx context.Context, age time.Duration, limit int) (int, error) {
+	if err := dialect.CheckExpired(age, limit); err != nil {
+		return 0, err
+	}
+	deleted, err := s.expired.Delete(limit, func(limit int, after int64) (deleted int, last int64, err error) {
+		err = s.pool.QueryRow(ctx, s.statements.DeleteExpired, age.Microseconds(), limit, after).Scan(&deleted, &last)
+		return deleted, last, err
 	})
-	return deleted, err
+	if err != nil {
+		hint := ""
+		if dialect.ClassifyPostgreSQL(err) == dialect.Schema {
+			hint = dialect.HintSchema
+		}
+		return deleted, dialect.Wrap(ctx, "delete expired records", err, hint)
+	}
+	return deleted, nil
 }
 
 // OldestAge returns the age of the oldest record, as [sqlstore.Store.OldestAge] does.

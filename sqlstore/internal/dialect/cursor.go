@@ -1,6 +1,21 @@
 package dialect
 
-import "sync/atomic"
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// CheckExpired returns what is wrong with the arguments of DeleteExpired.
+func CheckExpired(age time.Duration, limit int) error {
+	if age < 0 {
+		return errors.New("inbox: delete expired records: the age is negative")
+	}
+	if limit <= 0 {
+		return errors.New("inbox: delete expired records: the limit is not positive")
+	}
+	return nil
+}
 
 // ExpiredCursor remembers how far the deletion of expired rows got. What was deleted stays in PostgreSQL's index until it
 // is vacuumed, and a batch that began at the beginning would step over all of it again. The zero value is at the
