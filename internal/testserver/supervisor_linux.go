@@ -102,6 +102,14 @@ func supervise(dir, uid, gid string, command []string) int {
 	}
 }
 
+// Terminate asks a process and all processes below it to end.
+func Terminate(pid int) error {
+	for _, below := range descendants(pid) {
+		_ = syscall.Kill(below, syscall.SIGTERM)
+	}
+	return syscall.Kill(pid, syscall.SIGTERM)
+}
+
 // killDescendants kills all processes below this one, until there are none.
 func killDescendants() {
 	for {

@@ -2,6 +2,19 @@
 
 package testserver
 
-import "os/exec"
+import (
+	"os"
+	"os/exec"
+	"syscall"
+)
 
 func supervised(string, *owner, []string) (*exec.Cmd, error) { return nil, errMissing }
+
+// Terminate asks a process to end.
+func Terminate(pid int) error {
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	return p.Signal(syscall.SIGTERM)
+}
