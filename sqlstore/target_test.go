@@ -17,6 +17,7 @@ import (
 	_ "github.com/lib/pq"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/sqlstore"
 )
 
@@ -29,21 +30,12 @@ type target struct {
 
 func postgresDSN(t *testing.T) string {
 	t.Helper()
-	return serverDSN(t, "INBOX_TEST_POSTGRES_DSN")
+	return testenv.PostgreSQL(t)
 }
 
 func mariaDBDSN(t *testing.T) string {
 	t.Helper()
-	return serverDSN(t, "INBOX_TEST_MARIADB_DSN")
-}
-
-func serverDSN(t *testing.T, variable string) string {
-	t.Helper()
-	dsn := os.Getenv(variable)
-	if dsn == "" {
-		t.Skip(variable + " is not set")
-	}
-	return dsn
+	return testenv.MariaDB(t)
 }
 
 func targets() []target {

@@ -3,7 +3,6 @@ package wireproxy_test
 import (
 	"context"
 	"database/sql"
-	"os"
 	"testing"
 
 	_ "github.com/go-sql-driver/mysql"
@@ -11,25 +10,18 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/internal/wireproxy"
 )
 
 func postgresDSN(t *testing.T) string {
 	t.Helper()
-	dsn := os.Getenv("INBOX_TEST_POSTGRES_DSN")
-	if dsn == "" {
-		t.Skip("no PostgreSQL: INBOX_TEST_POSTGRES_DSN is not set")
-	}
-	return dsn
+	return testenv.PostgreSQL(t)
 }
 
 func mariadbDSN(t *testing.T) string {
 	t.Helper()
-	dsn := os.Getenv("INBOX_TEST_MARIADB_DSN")
-	if dsn == "" {
-		t.Skip("no MariaDB: INBOX_TEST_MARIADB_DSN is not set")
-	}
-	return dsn
+	return testenv.MariaDB(t)
 }
 
 func open(t *testing.T, driver, dsn string) *sql.DB {
