@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -25,11 +24,12 @@ type lease struct {
 	over    bool
 	calls   int           // that are under way
 	drained chan struct{} // closed when the last of them returned; nil as long as the lease is not over
+	large   bool          // the handler has large objects, which only the end of pgx's own transaction ends
 }
 
 func newLease(store *Store, tx pgx.Tx) *lease {
 	l := &lease{store: store}
-	l.tx = &handlerTx{lease: l, tx: tx}
+	l.tx = &handlerTx{Tx: tx, lease: l}
 	return l
 }
 
@@ -52,30 +52,32 @@ func (l *lease) leave() {
 	}
 }
 
-// end ends the lease. Calls that are under way are waited for; if ctx ends first, the connection is cut under them.
-func (l *lease) end(ctx context.Context, conn *pgxpool.Conn) {
+// end ends the lease. It waits for the calls that are under way. If ctx ends first, the connection is cut under them and
+// taken out of the pool, since there is no telling when they return, and end reports false: conn is gone.
+func (l *lease) end(ctx context.Context, conn *pgxpool.Conn) bool {
 	l.mu.Lock()
 	if l.over || l.calls == 0 {
 		l.over = true
 		l.mu.Unlock()
-		return
+		return true
 	}
 	l.over, l.drained = true, make(chan struct{})
 	l.mu.Unlock()
 
 	select {
 	case <-l.drained:
+		return true
 	case <-ctx.Done():
-		_ = conn.Conn().PgConn().Conn().Close()
-		<-l.drained
+		_ = conn.Hijack().PgConn().Conn().Close()
+		return false
 	}
 }
 
 // handlerTx is the pgx.Tx that a handler gets: pgx's own, or a savepoint in it, for as long as the lease lasts. After
 // that, every method returns pgx.ErrTxClosed, or nothing if it has no error to return.
 type handlerTx struct {
+	pgx.Tx    // embedded for the sake of methods that newer versions of pgx add
 	lease     *lease
-	tx        pgx.Tx
 	savepoint bool
 }
 
@@ -87,21 +89,21 @@ func (h *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 		return nil, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	tx, err := h.tx.Begin(ctx)
+	tx, err := h.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &handlerTx{lease: h.lease, tx: tx, savepoint: true}, nil
+	return &handlerTx{Tx: tx, lease: h.lease, savepoint: true}, nil
 }
 
 // Commit releases a savepoint. The transaction itself is committed by the inbox.
 func (h *handlerTx) Commit(ctx context.Context) error {
-	return h.finish(func() error { return h.tx.Commit(ctx) })
+	return h.finish(func() error { return h.Tx.Commit(ctx) })
 }
 
 // Rollback rolls back to a savepoint. The transaction itself is rolled back by the inbox.
 func (h *handlerTx) Rollback(ctx context.Context) error {
-	return h.finish(func() error { return h.tx.Rollback(ctx) })
+	return h.finish(func() error { return h.Tx.Rollback(ctx) })
 }
 
 func (h *handlerTx) finish(savepoint func() error) error {
@@ -120,7 +122,7 @@ func (h *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 		return 0, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	return h.tx.CopyFrom(ctx, table, columns, rows)
+	return h.Tx.CopyFrom(ctx, table, columns, rows)
 }
 
 func (h *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
@@ -128,16 +130,20 @@ func (h *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchRe
 		return pgx.FailedBatchResults(batch, pgx.ErrTxClosed)
 	}
 	defer h.lease.leave()
-	return h.tx.SendBatch(ctx, batch)
+	return &handlerBatchResults{BatchResults: h.Tx.SendBatch(ctx, batch), lease: h.lease}
 }
 
-// LargeObjects must not be used after the handler returned: pgx gives no way to guard them.
+// LargeObjects end with the transaction. A goroutine must not use them while the handler returns: pgx gives no way to
+// guard them.
 func (h *handlerTx) LargeObjects() pgx.LargeObjects {
 	if !h.lease.enter() {
 		return pgx.LargeObjects{}
 	}
 	defer h.lease.leave()
-	return h.tx.LargeObjects()
+	h.lease.mu.Lock()
+	h.lease.large = true
+	h.lease.mu.Unlock()
+	return h.Tx.LargeObjects()
 }
 
 func (h *handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
@@ -145,7 +151,7 @@ func (h *handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 		return nil, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	return h.tx.Prepare(ctx, name, sql)
+	return h.Tx.Prepare(ctx, name, sql)
 }
 
 func (h *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -153,7 +159,7 @@ func (h *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	return h.tx.Exec(ctx, sql, args...)
+	return h.Tx.Exec(ctx, sql, args...)
 }
 
 func (h *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -161,7 +167,8 @@ func (h *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 		return closedRows{}, pgx.ErrTxClosed
 	}
 	defer h.lease.leave()
-	return h.tx.Query(ctx, sql, args...) //nolint:sqlclosecheck // the handler's
+	rows, err := h.Tx.Query(ctx, sql, args...)
+	return &handlerRows{Rows: rows, lease: h.lease}, err //nolint:sqlclosecheck // the handler's
 }
 
 func (h *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
@@ -169,7 +176,7 @@ func (h *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 		return closedRows{}
 	}
 	defer h.lease.leave()
-	return h.tx.QueryRow(ctx, sql, args...)
+	return handlerRow{row: h.Tx.QueryRow(ctx, sql, args...), lease: h.lease}
 }
 
 // Conn returns the connection, which must not be used after the handler returned, nor be used to end the transaction. It
@@ -179,19 +186,5 @@ func (h *handlerTx) Conn() *pgx.Conn {
 		return nil
 	}
 	defer h.lease.leave()
-	return h.tx.Conn()
+	return h.Tx.Conn()
 }
-
-// closedRows are the rows of a query that was not sent.
-type closedRows struct{}
-
-func (closedRows) Close()                                       {}
-func (closedRows) Err() error                                   { return pgx.ErrTxClosed }
-func (closedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (closedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (closedRows) Next() bool                                   { return false }
-func (closedRows) Scan(...any) error                            { return pgx.ErrTxClosed }
-func (closedRows) Values() ([]any, error)                       { return nil, pgx.ErrTxClosed }
-func (closedRows) RawValues() [][]byte                          { return nil }
-func (closedRows) Conn() *pgx.Conn                              { return nil }
-func (closedRows) TypeMap() *pgtype.Map                         { return nil }

@@ -165,7 +165,10 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 	if t.ended {
 		return errors.New("inbox: commit: the transaction is over")
 	}
-	t.lease.end(ctx, t.conn)
+	if !t.lease.end(ctx, t.conn) {
+		t.ended, t.lost = true, true
+		return dialect.Wrap(ctx, "commit", errors.New("the handler's goroutine uses the transaction still"), "")
+	}
 	err := t.state()
 	switch {
 	case err != nil:
@@ -211,6 +214,12 @@ func exactlyOne(update string) string {
 
 // commitWith seals the record and commits, in one round trip.
 func (t *Tx) commitWith(ctx context.Context, seal string, args ...any) error {
+	if t.lease.large { // which end with pgx's own transaction, and that with its own Commit
+		if _, err := t.tx.Exec(ctx, seal, args...); err != nil {
+			return claimLost(err)
+		}
+		return t.tx.Commit(ctx)
+	}
 	batch := &pgx.Batch{}
 	batch.Queue(seal, args...)
 	batch.Queue("commit")
@@ -223,16 +232,19 @@ func (t *Tx) commitWith(ctx context.Context, seal string, args ...any) error {
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
-	var failed *pgconn.PgError
-	switch {
-	case errors.As(err, &failed) && failed.Code == divisionByZero:
-		return dialect.ErrClaimLost
-	case err != nil:
-		return err
-	case tag.String() != "COMMIT":
+	if err == nil && tag.String() != "COMMIT" {
 		return pgx.ErrTxCommitRollback
 	}
-	return nil
+	return claimLost(err)
+}
+
+// claimLost says what an error of exactlyOne means.
+func claimLost(err error) error {
+	var failed *pgconn.PgError
+	if errors.As(err, &failed) && failed.Code == divisionByZero {
+		return dialect.ErrClaimLost
+	}
+	return err
 }
 
 // ConnectionLost implements [inbox.LossDetector]. A context that ends during a query has pgx close the connection.
@@ -244,26 +256,35 @@ func (t *Tx) Rollback(ctx context.Context) error {
 	if t.ended {
 		return nil
 	}
-	t.lease.end(ctx, t.conn)
-	defer t.release()
-	if t.isClosed() || t.conn.Conn().PgConn().IsBusy() || t.conn.Conn().PgConn().TxStatus() == sessionIdle {
+	if !t.lease.end(ctx, t.conn) {
+		t.ended, t.lost = true, true
 		return nil
 	}
-	if err := t.tx.Rollback(ctx); err != nil {
+	if err := t.finish(ctx); err != nil {
 		return dialect.Wrap(ctx, "roll back", err, "")
 	}
 	return nil
 }
 
-// abandon ends the transaction, if it is open, and gives the connection back.
+// abandon is finish for when the caller's context may have ended.
 func (t *Tx) abandon() {
-	defer t.release()
-	if t.isClosed() || t.conn.Conn().PgConn().IsBusy() || t.conn.Conn().PgConn().TxStatus() == sessionIdle {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	_, _ = t.conn.Conn().Exec(ctx, "rollback") // else the pool closes the connection
+	_ = t.finish(ctx) // else the pool closes the connection
+}
+
+// finish ends the transaction, if it is open, and gives the connection back.
+func (t *Tx) finish(ctx context.Context) error {
+	defer t.release()
+	session := t.conn.Conn().PgConn()
+	over := session.TxStatus() == sessionIdle && (t.lease == nil || !t.lease.large)
+	if session.IsClosed() || session.IsBusy() || over {
+		return nil
+	}
+	if err := t.tx.Rollback(ctx); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
+		return err
+	}
+	return nil
 }
 
 func (t *Tx) isClosed() bool { return t.conn.Conn().IsClosed() }
