@@ -1,54 +1,58 @@
-# Every module of the repository.
-MODULES := . $(patsubst %/go.mod,%,$(wildcard _examples/go.mod bench/go.mod))
 GO      := go
-TEST    := $(GO) run ./internal/cmd/withservers $(GO) test -race -shuffle=on -timeout 10m
 LINT    := $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+VULN    := $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+MODULES := . $(patsubst %/go.mod,%,$(wildcard _examples/go.mod bench/go.mod cmd/*/go.mod))
+SERVERS := .bin/withservers
+TEST    := $(GO) test -race -shuffle=on -timeout 10m
 
-.PHONY: test ci lint fmt tidy-check bench bench-once build quickstart torture vulncheck
+# each runs a command in every module.
+each = @set -e; for module in $(MODULES); do echo "$$module: $(1)"; (cd $$module && $(1)); done
 
-## test: all tests, with throwaway servers
-test: build
-	$(TEST) ./...
+.PHONY: help
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-## build: build and vet every module
-build:
-	@set -e; for module in $(MODULES); do (cd $$module && $(GO) build ./... && $(GO) vet ./...); done
+.PHONY: test
+test: build servers ## test everything, with throwaway servers
+	$(SERVERS) $(TEST) ./...
 
-## ci: what has to pass before anything lands
-ci: export INBOX_TEST_REQUIRE = postgres,mariadb,rabbitmq,pgbouncer,spin
-ci: tidy-check build lint
-	$(TEST) ./...
-	$(MAKE) bench-once quickstart
+.PHONY: build
+build: ## build and vet every module
+	$(call each,$(GO) build ./...)
+	$(call each,$(GO) vet ./...)
 
-## lint: golangci-lint
-lint:
-	@set -e; for module in $(MODULES); do echo "lint $$module"; (cd $$module && $(LINT) run --config $(CURDIR)/.golangci.yml ./...); done
-
-## fmt: format the code
-fmt:
-	$(LINT) fmt
-
-tidy-check:
-	@set -e; for module in $(MODULES); do (cd $$module && $(GO) mod tidy -diff); done
-
-## bench: all benchmarks
-bench:
-	$(GO) run ./internal/cmd/withservers $(GO) test -run '^$$' -bench . ./...
-
-## bench-once: each benchmark once
-bench-once:
-	$(GO) run ./internal/cmd/withservers $(GO) test -run '^$$' -bench . -benchtime 1x ./...
-
-## quickstart: the main job, which fails unless it is exact
-quickstart:
+.PHONY: ci
+ci: export INBOX_TEST_REQUIRE = postgres,mariadb,rabbitmq,pgbouncer,galera,spin
+ci: tidy build lint servers ## everything that has to pass
+	$(SERVERS) $(TEST) ./...
+	$(SERVERS) $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 10m ./...
 	$(GO) -C _examples run ./quickstart
 
-## vulncheck: known vulnerabilities (needs the network)
-vulncheck:
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
+.PHONY: lint
+lint: ## golangci-lint
+	$(call each,$(LINT) run --config $(CURDIR)/.golangci.yml ./...)
 
-## torture: the pipeline under random kills (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS, INBOX_TEST_SEED)
-torture: export INBOX_TORTURE_MESSAGES ?= 100000
-torture: export INBOX_TORTURE_FAULTS ?= 200
-torture:
-	$(GO) run ./internal/cmd/withservers $(GO) test -v -timeout 2h -run TestTorture ./internal/e2e
+.PHONY: fmt
+fmt: ## format the code
+	$(call each,$(LINT) fmt --config $(CURDIR)/.golangci.yml ./...)
+
+.PHONY: tidy
+tidy: ## check that every go.mod is tidy
+	$(call each,$(GO) mod tidy -diff)
+
+.PHONY: bench
+bench: servers ## benchmarks
+	$(SERVERS) $(GO) test -run '^$$' -bench . -timeout 60m ./...
+
+.PHONY: quickstart
+quickstart: ## the main job, on an embedded database
+	$(GO) -C _examples run ./quickstart
+
+.PHONY: vulncheck
+vulncheck: ## known vulnerabilities, from a database on the internet
+	$(call each,$(VULN) ./...)
+
+# Built, since `go run` does not pass signals on.
+.PHONY: servers
+servers:
+	@$(GO) build -o $(SERVERS) ./internal/cmd/withservers
