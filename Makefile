@@ -44,6 +44,12 @@ tidy: ## check that every go.mod is tidy
 bench: servers ## benchmarks
 	$(SERVERS) $(GO) test -run '^$$' -bench . -timeout 60m ./...
 
+.PHONY: torture
+torture: export INBOX_TORTURE_MESSAGES ?= 100000
+torture: export INBOX_TORTURE_FAULTS ?= 500
+torture: servers ## a pipeline in which everything is killed at random (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS)
+	$(SERVERS) $(GO) test -v -run '^TestTorture$$' -timeout 6h ./internal/e2e
+
 .PHONY: quickstart
 quickstart: ## the main job, on an embedded database
 	$(GO) -C _examples run ./quickstart
