@@ -15,6 +15,7 @@ help: ## list the targets
 .PHONY: test
 test: build servers ## test everything, with throwaway servers
 	$(SERVERS) $(TEST) ./...
+	$(SERVERS) $(GO) test -run TestTorture -timeout 10m ./internal/e2e
 
 .PHONY: build
 build: ## build and vet every module
@@ -25,6 +26,7 @@ build: ## build and vet every module
 ci: export INBOX_TEST_REQUIRE = postgres,mariadb,rabbitmq,pgbouncer,galera,spin
 ci: tidy build lint servers ## everything that has to pass
 	$(SERVERS) $(TEST) ./...
+	$(SERVERS) $(GO) test -v -run TestTorture -timeout 10m ./internal/e2e
 	$(SERVERS) $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 10m ./...
 	$(GO) -C _examples run ./quickstart
 
@@ -62,3 +64,9 @@ vulncheck: ## known vulnerabilities, from a database on the internet
 .PHONY: servers
 servers:
 	@$(GO) build -o $(SERVERS) ./internal/cmd/withservers
+
+.PHONY: torture
+torture: export INBOX_TORTURE_MESSAGES ?= 100000
+torture: export INBOX_TORTURE_FAULTS ?= 200
+torture: servers ## random kills under load (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS, INBOX_TEST_SEED)
+	$(SERVERS) $(GO) test -v -run TestTorture -timeout 2h ./internal/e2e

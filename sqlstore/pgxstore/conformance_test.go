@@ -1,0 +1,43 @@
+package pgxstore_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
+	"github.com/watermill-inbox/inbox/sqlstore/storetest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	forEachMode(t, func(t *testing.T, mode pgx.QueryExecMode) {
+		storetest.Run(t, func(t *testing.T) *storetest.Harness {
+			t.Helper()
+			store, pool, table := newStore(t, mode)
+			exec(t, pool, "ALTER TABLE "+effects(table)+" DROP COLUMN id, ADD COLUMN effect text")
+			return &storetest.Harness{
+				Store: store,
+				Write: func(ctx context.Context, native any, effect string) error {
+					_, err := native.(pgx.Tx).Exec(ctx, "INSERT INTO "+effects(table)+" VALUES ($1)", effect)
+					return err
+				},
+				Effects: func(ctx context.Context) ([]string, error) {
+					rows, err := pool.Query(ctx, "SELECT effect FROM "+effects(table))
+					if err != nil {
+						return nil, err
+					}
+					return pgx.CollectRows(rows, pgx.RowTo[string])
+				},
+				Another: func() (inbox.Store, error) { return pgxstore.New(pool, pgxstore.Config{Table: table}) },
+				Kill: func(ctx context.Context, native any) error {
+					_, err := pool.Exec(ctx, "SELECT pg_terminate_backend($1)", native.(pgx.Tx).Conn().PgConn().PID())
+					return err
+				},
+				InUse: func() int { return int(pool.Stat().AcquiredConns()) },
+			}
+		})
+	})
+}
