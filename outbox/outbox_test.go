@@ -519,6 +519,67 @@ func TestBatchIsFinishedWhenTheContextEnds(t *testing.T) {
 	})
 }
 
+// TestRelayThatDiesBeforeItsCommitPublishesAgain has the connection cut after the publish: what a kill looks like.
+func TestRelayThatDiesBeforeItsCommitPublishesAgain(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, d database) {
+		tx := d.begin(t)
+		publish(t, d, tx.ctx, "t", "1", "2")
+		tx.commit()
+		b := &broker{}
+		dying := newRelay(t, d, b, func(c *outbox.RelayConfig) {
+			c.DB = dyingBeginner{c.DB}
+		})
+		if _, err := dying.RunOnce(t.Context()); err == nil {
+			t.Error("no error")
+		}
+		if n := d.count(t); n != 2 {
+			t.Errorf("%d rows left", n)
+		}
+		relayOnce(t, newRelay(t, d, b))
+		if got := b.seen(); !slices.Equal(got, []string{"t/1", "t/2", "t/1", "t/2"}) || d.count(t) != 0 {
+			t.Errorf("published %q, %d rows left", got, d.count(t))
+		}
+	})
+}
+
+// dyingBeginner rolls back where it should commit.
+type dyingBeginner struct{ sql.Beginner }
+
+func (b dyingBeginner) BeginTx(ctx context.Context, options *stdsql.TxOptions) (sql.Tx, error) {
+	tx, err := b.Beginner.BeginTx(ctx, options)
+	return dyingTx{tx}, err
+}
+
+type dyingTx struct{ sql.Tx }
+
+func (tx dyingTx) Commit() error { return errors.Join(errors.New("connection lost"), tx.Rollback()) }
+
+func TestPluginRelaysWhileTheRouterRuns(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, d database) {
+		tx := d.begin(t)
+		publish(t, d, tx.ctx, "t", "1")
+		tx.commit()
+		b := &broker{}
+		router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		router.AddPlugin(newRelay(t, d, b).Plugin(t.Context()))
+		ended := make(chan error)
+		go func() { ended <- router.Run(context.Background()) }()
+		waitFor(t, func() bool { return len(b.seen()) == 1 })
+		if err := router.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		// goleak tells whether the relay ended.
+	})
+}
+
 func TestCQRSBusJoinsTheTransaction(t *testing.T) {
 	t.Parallel()
 	type OrderPaid struct{ ID int }

@@ -14,6 +14,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-sql/v4/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-inbox/inbox/internal/beside"
 )
 
 // RelayConfig configures a [Relay].
@@ -145,6 +147,18 @@ func (r *Relay) Run(ctx context.Context) error {
 			pause = min(max(2*pause, r.config.PollInterval), r.config.MaxPollInterval)
 		}
 		sweep.reset()
+	}
+}
+
+// Plugin returns a plugin that starts [Relay.Run] with the router. It ends within a second, after the batch that it is
+// publishing, once ctx ends, or the router is closed or begins to close. The router does not wait for it; a batch that is cut
+// off by the end of the process is published again.
+//
+// The relay publishes by its own publisher, past the router's middleware.
+func (r *Relay) Plugin(ctx context.Context) message.RouterPlugin {
+	return func(router *message.Router) error {
+		go beside.Run(ctx, router.IsClosed, r.Run)
+		return nil
 	}
 }
 
