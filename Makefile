@@ -64,9 +64,3 @@ vulncheck: ## known vulnerabilities, from a database on the internet
 .PHONY: servers
 servers:
 	@$(GO) build -o $(SERVERS) ./internal/cmd/withservers
-
-.PHONY: torture
-torture: export INBOX_TORTURE_MESSAGES ?= 100000
-torture: export INBOX_TORTURE_FAULTS ?= 200
-torture: servers ## random kills under load (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS, INBOX_TEST_SEED)
-	$(SERVERS) $(GO) test -v -run TestTorture -timeout 2h ./internal/e2e

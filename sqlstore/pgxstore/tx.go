@@ -179,10 +179,11 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 	default:
 		err = t.tx.Commit(ctx)
 	}
-	t.abandon() //nolint:contextcheck // ctx may have ended
 	if err != nil {
+		t.abandon() //nolint:contextcheck // ctx may have ended
 		return dialect.Wrap(ctx, "commit", err, dialect.CommitHint(dialect.ClassifyPostgreSQL(err), err))
 	}
+	t.release()
 	return nil
 }
 

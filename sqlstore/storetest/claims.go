@@ -262,8 +262,11 @@ func keysOfAnyBytes(ctx context.Context, h *Harness) error {
 
 func consumersAreIndependent(ctx context.Context, h *Harness) error {
 	keys := []inbox.Key{
-		{Consumer: "ab", MessageID: "c"}, {Consumer: "a", MessageID: "bc"}, {Consumer: "abc", MessageID: "c"},
-		{Consumer: "AB", MessageID: "c"}, {Consumer: "ab ", MessageID: "c"},
+		{Consumer: "ab", MessageID: "c"},
+		{Consumer: "a", MessageID: "bc"},
+		{Consumer: "abc", MessageID: "c"},
+		{Consumer: "AB", MessageID: "c"},
+		{Consumer: "ab ", MessageID: "c"},
 	}
 	for _, key := range keys {
 		if err := process(ctx, h, inbox.Claim{Key: key, LockTimeout: time.Second}); err != nil {
@@ -313,7 +316,7 @@ func classifiesErrors(_ context.Context, h *Harness) error {
 		errors.Join(errors.New("a"), errors.New("b")),
 	} {
 		if classifier.IsTransient(err) {
-			return fmt.Errorf("%v counts as transient", err)
+			return fmt.Errorf("counts as transient: %w", err)
 		}
 	}
 	return nil

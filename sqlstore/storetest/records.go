@@ -51,7 +51,14 @@ func fingerprintIsKept(ctx context.Context, h *Harness) error {
 
 // payloads are hard to store for one reason or another.
 var payloads = [][]byte{
-	nil, {}, []byte("{}"), []byte("{"), {0}, []byte(`"\u0000"`), {0xff, 0xfe}, {0x08, 0x96, 0x01}, []byte("'; --"),
+	nil,
+	{},
+	[]byte("{}"), []byte("{"),
+	{0},
+	[]byte(`"\u0000"`),
+	{0xff, 0xfe},
+	{0x08, 0x96, 0x01},
+	[]byte("'; --"),
 	bytes.Repeat([]byte{0x00, 0xff}, 1<<19),
 }
 
