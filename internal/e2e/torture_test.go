@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/internal/testserver"
 )
 
@@ -131,19 +130,6 @@ func publishPaced(t *testing.T, url, topic string, orders, faults int) {
 			return
 		}
 	}
-}
-
-func startServer(t *testing.T, name string, start func() (*testserver.Server, error)) *testserver.Server {
-	t.Helper()
-	server, err := start()
-	if testserver.IsMissing(err) {
-		testenv.Missing(t, name, err.Error())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Remove)
-	return server
 }
 
 func restart(t *testing.T, server *testserver.Server) {
