@@ -4,9 +4,9 @@
 // BEGIN and the claim travel in one round trip, and so do recorded outputs and the COMMIT: an inbox costs no round trip
 // more than the transaction that the handler needs anyway.
 //
-// Every pgx.QueryExecMode works. Behind PgBouncer in transaction mode, use one that prepares nothing on the server, as for
-// any other query there: QueryExecModeExec, QueryExecModeCacheDescribe, QueryExecModeDescribeExec or
-// QueryExecModeSimpleProtocol (or PgBouncer 1.21 and newer with max_prepared_statements).
+// Every pgx.QueryExecMode works. Behind PgBouncer in transaction mode, use one that needs nothing prepared on the server, as
+// for any other query there: QueryExecModeExec, QueryExecModeCacheDescribe or QueryExecModeSimpleProtocol (or PgBouncer 1.21
+// and newer with max_prepared_statements).
 //
 // A claim waits for another transaction's claim of the same message in the database, for as long as the inbox allows, and
 // without touching the session's lock_timeout. A host that vanishes keeps its claims until its connection is found to be

@@ -18,6 +18,7 @@ import (
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/internal/testenv"
+	"github.com/watermill-inbox/inbox/internal/testserver"
 	"github.com/watermill-inbox/inbox/internal/txctx"
 	"github.com/watermill-inbox/inbox/internal/wireproxy"
 	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
@@ -72,6 +73,12 @@ var tables atomic.Int64
 func newStore(tb testing.TB, mode pgx.QueryExecMode) (store *pgxstore.Store, pool *pgxpool.Pool, table string) {
 	tb.Helper()
 	pool = newPool(tb, testenv.PostgreSQL(tb), mode, 10)
+	store, table = newStoreOn(tb, pool)
+	return store, pool, table
+}
+
+func newStoreOn(tb testing.TB, pool *pgxpool.Pool) (store *pgxstore.Store, table string) {
+	tb.Helper()
 	table = fmt.Sprintf("inbox_pgx_%d_%d_%d", os.Getpid(), time.Now().UnixNano()%1e9, tables.Add(1))
 	tb.Cleanup(func() {
 		if _, err := pool.Exec(context.Background(), "DROP TABLE IF EXISTS "+table+", "+effects(table)); err != nil {
@@ -82,10 +89,24 @@ func newStore(tb testing.TB, mode pgx.QueryExecMode) (store *pgxstore.Store, poo
 	if err := store.InitializeSchema(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
-	if _, err := pool.Exec(tb.Context(), "CREATE TABLE "+effects(table)+" (id INTEGER PRIMARY KEY)"); err != nil {
-		tb.Fatal(err)
+	exec(tb, pool, "CREATE TABLE "+effects(table)+" (id INTEGER PRIMARY KEY)")
+	return store, table
+}
+
+// started skips the test if the server is not installed, and removes it after the test.
+func started(tb testing.TB, name string) func(*testserver.Server, error) *testserver.Server {
+	tb.Helper()
+	return func(server *testserver.Server, err error) *testserver.Server {
+		tb.Helper()
+		if testserver.IsMissing(err) {
+			testenv.Missing(tb, name, err.Error())
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(server.Remove)
+		return server
 	}
-	return store, pool, table
 }
 
 func effects(table string) string { return table + "_effects" }
@@ -626,6 +647,39 @@ func TestColdPaths(t *testing.T) {
 			t.Errorf("%d deleted, %v", n, err)
 		}
 	})
+}
+
+// hideClaims makes claims find a row in their way that is not there afterwards, as one whose transaction rolls back between
+// the claim and the look at it: all of them but each nth.
+func hideClaims(t *testing.T, pool *pgxpool.Pool, table string, n int) {
+	t.Helper()
+	exec(t, pool, "CREATE SEQUENCE "+table+"_claims OWNED BY "+table+".consumer")
+	exec(t, pool, fmt.Sprintf(`CREATE FUNCTION %[1]s_hide() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN IF nextval(''%[1]s_claims'') %% %[2]d = 0 THEN RETURN NEW; END IF; RETURN NULL; END'`, table, n))
+	exec(t, pool, fmt.Sprintf("CREATE TRIGGER hide BEFORE INSERT ON %[1]s FOR EACH ROW EXECUTE FUNCTION %[1]s_hide()", table))
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.Background(), "DROP FUNCTION "+table+"_hide CASCADE"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRowThatIsGoneAgainIsNoDuplicate(t *testing.T) {
+	t.Parallel()
+	forEachMode(t, func(t *testing.T, mode pgx.QueryExecMode) {
+		store, pool, table := newStore(t, mode)
+		hideClaims(t, pool, table, 3)
+		process(t, store, "id")
+		recorded(t, store, "id")
+	})
+}
+
+func TestRowThatIsGoneAgainAndAgainIsAnError(t *testing.T) {
+	t.Parallel()
+	store, pool, table := newStore(t, pgx.QueryExecModeCacheStatement)
+	hideClaims(t, pool, table, 1000)
+	_, err := store.Begin(t.Context(), claimOf("id"))
+	wantError(t, err, "inbox: claim key: ", "neither be claimed nor be found")
 }
 
 func TestMissingTableIsExplained(t *testing.T) {
