@@ -141,6 +141,7 @@ func TestPgBouncerInTransactionMode(t *testing.T) {
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
 			s := openShop(t, "pgx", postgres.DSN)
 			config, err := pgxpool.ParseConfig(bouncer.DSN)
 			if err != nil {
