@@ -69,7 +69,10 @@ func BenchmarkDelivery(b *testing.B) {
 				b.ReportMetric(float64(elapsed[way.name].Microseconds())/float64(b.N*benchRound), way.name+"-µs")
 			}
 			for _, pair := range [][2]string{
-				{"inbox", "bare"}, {"inbox", "insert-or-skip"}, {"inbox", "select-first"}, {"inbox-1KB", "inbox"},
+				{"inbox", "bare"},
+				{"inbox", "insert-or-skip"},
+				{"inbox", "select-first"},
+				{"inbox-1KB", "inbox"},
 				{"duplicate", "duplicate-select-first"},
 			} {
 				b.ReportMetric(elapsed[pair[1]].Seconds()/elapsed[pair[0]].Seconds(), pair[0]+"/"+pair[1])

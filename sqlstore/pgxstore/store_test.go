@@ -315,7 +315,7 @@ func TestCommitIsNeverAWrongSuccess(t *testing.T) {
 				store, pool, table := newStore(t, mode)
 				outputs := [][]*message.Message{{output()}, nil}
 				if strings.Contains(tt.name, "then outputs") {
-					outputs = outputs[:1] // without, nothing tells without a round trip more
+					outputs = outputs[:1] // without, the COMMIT goes alone, and nothing asks
 				}
 				for _, outputs := range outputs {
 					tx, native := begin(t, store, "id")
