@@ -152,31 +152,45 @@ func (t *table) analyze(b *testing.B) {
 	}
 }
 
-// BenchmarkDeleteBacklog deletes a backlog while nothing else happens.
+// BenchmarkDeleteBacklog deletes a backlog while nothing else happens, by one cleaner and by those of three replicas.
 func BenchmarkDeleteBacklog(b *testing.B) {
 	for _, database := range databases() {
-		b.Run("database="+database.name, func(b *testing.B) {
-			rows := benchRows(b, 20_000)
-			var elapsed time.Duration
-			for b.Loop() {
-				b.StopTimer()
-				table := newTable(b, database)
-				table.fillWith(b, rows, database.randomID)
-				table.analyze(b)
-				cleaner := newCleaner(b, cleanup.Config{Store: table.store, MaxRows: rows + 1})
-				b.StartTimer()
-				began := time.Now()
-				if err := cleaner.RunOnce(b.Context()); err != nil {
-					b.Fatal(err)
+		for _, cleaners := range []int{1, 3} {
+			b.Run(fmt.Sprintf("database=%s/cleaners=%d", database.name, cleaners), func(b *testing.B) {
+				rows := benchRows(b, 20_000)
+				var elapsed time.Duration
+				for b.Loop() {
+					elapsed += deleteBacklog(b, database, cleaners, rows)
 				}
-				elapsed += time.Since(began)
-				if n := table.count(b, table.name); n != 0 {
-					b.Fatalf("%d rows left", n)
-				}
+				b.ReportMetric(float64(rows*b.N)/elapsed.Seconds(), "deleted/s")
+			})
+		}
+	}
+}
+
+func deleteBacklog(b *testing.B, database database, cleaners, rows int) time.Duration {
+	b.Helper()
+	table := newTable(b, database)
+	table.fillWith(b, rows, database.randomID)
+	table.analyze(b)
+	began := time.Now()
+	var running sync.WaitGroup
+	for range cleaners {
+		cleaner := newCleaner(b, cleanup.Config{
+			Store: table.storeOn(b, database.open(b, table.file, "")), MaxRows: rows + 1,
+		})
+		running.Go(func() {
+			if err := cleaner.RunOnce(b.Context()); err != nil {
+				b.Error(err)
 			}
-			b.ReportMetric(float64(rows*b.N)/elapsed.Seconds(), "deleted/s")
 		})
 	}
+	running.Wait()
+	elapsed := time.Since(began)
+	if n := table.count(b, table.name); n != 0 {
+		b.Fatalf("%d rows left", n)
+	}
+	return elapsed
 }
 
 // BenchmarkSQLiteWriterBesideCleanup measures the longest time that a message took, without and with a cleaner.
