@@ -176,6 +176,9 @@ func TestPgBouncerInTransactionMode(t *testing.T) {
 			}
 			wg.Wait()
 			wantCounts(t, s, map[string]int{"SELECT count(*) FROM {inbox}": 500, "SELECT count(*) FROM {effects}": 500})
+			if mode == pgx.QueryExecModeDescribeExec {
+				return // outside of a transaction, PgBouncer can have it describe on one connection and execute on another
+			}
 			if err := store.CheckSchema(t.Context()); err != nil {
 				t.Error(err)
 			}
