@@ -2,6 +2,8 @@ package inbox_test
 
 import (
 	"context"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -31,6 +33,24 @@ func TestMiddlewareAllocations(t *testing.T) {
 	got := testing.AllocsPerRun(1000, func() { _, _ = h(msg) })
 	if got > maxAllocations {
 		t.Errorf("%v allocations per message, want at most %d", got, maxAllocations)
+	}
+}
+
+// TestNothingIsKeptPerMessage has a million messages leave nothing behind in memory.
+func TestNothingIsKeptPerMessage(t *testing.T) {
+	h := newDeduplicator(t, &idleStore{}).Middleware(idle)
+	heap := func(messages int) uint64 {
+		for i := range messages {
+			_, _ = h(message.NewMessage(strconv.Itoa(i), nil))
+		}
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return stats.HeapAlloc
+	}
+	const slack = 1 << 20
+	if before, after := heap(1000), heap(1_000_000); after > before+slack {
+		t.Errorf("the heap grew from %d to %d bytes", before, after)
 	}
 }
 
