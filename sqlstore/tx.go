@@ -21,6 +21,9 @@ const maxBegins = 5
 // cleanupTimeout bounds what has to be done after the caller's context may have ended.
 const cleanupTimeout = 5 * time.Second
 
+// cancelTimeout is how long a server may take to cancel a statement before its connection is given up.
+const cancelTimeout = 2 * time.Second
+
 var (
 	_ inbox.Tx           = (*Tx)(nil)
 	_ inbox.LossDetector = (*Tx)(nil)
@@ -39,6 +42,7 @@ type Tx struct {
 	conn   *sql.Conn
 	tx     *sql.Tx
 	cancel context.CancelFunc
+	libPQ  driver.Conn // nil: another driver
 	ended  bool
 	lost   bool // the connection
 }
@@ -83,7 +87,8 @@ func (s *Store) begin(ctx context.Context, claim inbox.Claim) (_ *Tx, err error)
 	}
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t := &Tx{store: s, key: claim.Key, began: time.Now(), conn: conn, cancel: cancel}
-	detach := context.AfterFunc(ctx, cancel)
+	t.libPQ = libPQConn(conn)
+	detach := t.endWith(ctx)
 	defer detach()
 	if t.tx, err = conn.BeginTx(txCtx, &s.config.TxOptions); err != nil {
 		_ = t.release(ctx, err)
@@ -214,7 +219,7 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 		}
 		return t.store.wrap(ctx, "seal record", err)
 	}
-	stop := context.AfterFunc(ctx, t.cancel)
+	stop := t.endWith(ctx)
 	err := t.tx.Commit()
 	stop()
 	_ = t.release(ctx, err)
@@ -269,13 +274,50 @@ func (t *Tx) Rollback(ctx context.Context) error {
 	if t.ended {
 		return nil
 	}
-	stop := context.AfterFunc(ctx, t.cancel)
+	stop := t.endWith(ctx)
 	err := t.tx.Rollback()
 	stop()
 	if unclean := t.release(ctx, err); unclean != nil && !t.lost {
 		return dialect.Wrap(ctx, "roll back", errors.Join(err, unclean), "")
 	}
 	return nil
+}
+
+// endWith ends the transaction, and a statement that runs in it, when ctx ends. The function that it returns calls that off,
+// and reports whether it came in time.
+func (t *Tx) endWith(ctx context.Context) func() bool {
+	if t.libPQ == nil {
+		return context.AfterFunc(ctx, t.cancel)
+	}
+	// lib/pq asks the server, over another connection, to cancel the statement, and goes on reading. If the server cannot be
+	// reached any more, only closing the connection ends that, which may be done at any time.
+	over, callOff := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t.cancel()
+		timer := time.NewTimer(cancelTimeout)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			_ = t.libPQ.Close()
+		case <-over.Done():
+		}
+	})
+	return func() bool {
+		callOff()
+		return stop()
+	}
+}
+
+// libPQConn returns the connection below conn if it is one of lib/pq.
+func libPQConn(conn *sql.Conn) driver.Conn {
+	var found driver.Conn
+	_ = conn.Raw(func(driverConn any) error {
+		if pq, ok := unwrap(driverConn).(driver.Conn); ok && packagePath(pq) == "github.com/lib/pq" {
+			found = pq
+		}
+		return nil
+	})
+	return found
 }
 
 // abandon rolls back, also when the caller's context ended.
