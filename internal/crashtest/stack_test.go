@@ -55,18 +55,12 @@ type store interface {
 // server is a database server, as the tests look at it past the proxy.
 type server struct {
 	driver string
-	dsn    func(t *testing.T) string
+	dsn    func(testing.TB) string
 }
 
 var (
-	postgreSQL = server{driver: "pgx", dsn: func(t *testing.T) string {
-		t.Helper()
-		return testenv.PostgreSQL(t)
-	}}
-	mariaDB = server{driver: "mysql", dsn: func(t *testing.T) string {
-		t.Helper()
-		return testenv.MariaDB(t)
-	}}
+	postgreSQL = server{driver: "pgx", dsn: testenv.PostgreSQL}
+	mariaDB    = server{driver: "mysql", dsn: testenv.MariaDB}
 )
 
 func stacks() []stack {

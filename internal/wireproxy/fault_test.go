@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/internal/wireproxy"
 )
 
@@ -280,11 +281,11 @@ func TestCutsAroundACommit(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		driver, statement string
-		dsn               func(*testing.T) string
+		dsn               func(testing.TB) string
 	}{
-		{"pgx", "INSERT INTO %s VALUES ($1)", postgresDSN},
-		{"postgres", "INSERT INTO %s VALUES ($1)", postgresDSN},
-		{"mysql", "INSERT INTO %s VALUES (?)", mariadbDSN},
+		{"pgx", "INSERT INTO %s VALUES ($1)", testenv.PostgreSQL},
+		{"postgres", "INSERT INTO %s VALUES ($1)", testenv.PostgreSQL},
+		{"mysql", "INSERT INTO %s VALUES (?)", testenv.MariaDB},
 	} {
 		for kind, want := range map[wireproxy.Kind]int{wireproxy.CutBefore: 0, wireproxy.CutAfter: 1} {
 			t.Run(fmt.Sprintf("driver=%s/kind=%s", test.driver, kind), func(t *testing.T) {

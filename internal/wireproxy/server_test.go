@@ -14,16 +14,6 @@ import (
 	"github.com/watermill-inbox/inbox/internal/wireproxy"
 )
 
-func postgresDSN(t *testing.T) string {
-	t.Helper()
-	return testenv.PostgreSQL(t)
-}
-
-func mariadbDSN(t *testing.T) string {
-	t.Helper()
-	return testenv.MariaDB(t)
-}
-
 func open(t *testing.T, driver, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open(driver, dsn)
@@ -55,12 +45,12 @@ func TestRoundTripsOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		driver, statement string
-		dsn               func(*testing.T) string
+		dsn               func(testing.TB) string
 		want              int
 	}{
-		{"pgx", "SELECT $1::int", postgresDSN, 3},
-		{"postgres", "SELECT $1::int", postgresDSN, 4}, // prepares every time
-		{"mysql", "DO ?", mariadbDSN, 4},               // prepares every time, and closes without an answer
+		{"pgx", "SELECT $1::int", testenv.PostgreSQL, 3},
+		{"postgres", "SELECT $1::int", testenv.PostgreSQL, 4}, // prepares every time
+		{"mysql", "DO ?", testenv.MariaDB, 4},                 // prepares every time, and closes without an answer
 	} {
 		t.Run("driver="+test.driver, func(t *testing.T) {
 			t.Parallel()
@@ -94,7 +84,7 @@ func TestRoundTripsOfAPgxBatch(t *testing.T) {
 	} {
 		t.Run("mode="+test.mode.String(), func(t *testing.T) {
 			t.Parallel()
-			proxy, dsn := wireproxy.Through(t, postgresDSN(t))
+			proxy, dsn := wireproxy.Through(t, testenv.PostgreSQL(t))
 			config, err := pgx.ParseConfig(dsn)
 			if err != nil {
 				t.Fatal(err)
