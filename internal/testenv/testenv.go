@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Require is the environment variable that lists what must not be skipped: postgres, mariadb, rabbitmq, and names that
-// tests pass to [Missing].
+// Require is the environment variable that lists what must not be skipped: postgres, mariadb, rabbitmq, pgbouncer, galera,
+// spin.
 const Require = "INBOX_TEST_REQUIRE"
 
 // The environment variables that say where a server is.

@@ -103,11 +103,22 @@ func supervise(dir, uid, gid string, command []string) int {
 }
 
 // Terminate asks a process and all processes below it to end.
-func Terminate(pid int) error {
-	for _, below := range descendants(pid) {
-		_ = syscall.Kill(below, syscall.SIGTERM)
+func Terminate(pid int) {
+	// They are stopped first, so that none starts another one unseen.
+	stopped := map[int]bool{}
+	for found := true; found; {
+		found = false
+		for _, p := range append(descendants(pid), pid) {
+			if !stopped[p] {
+				_ = syscall.Kill(p, syscall.SIGSTOP)
+				stopped[p], found = true, true
+			}
+		}
 	}
-	return syscall.Kill(pid, syscall.SIGTERM)
+	for p := range stopped {
+		_ = syscall.Kill(p, syscall.SIGTERM)
+		_ = syscall.Kill(p, syscall.SIGCONT)
+	}
 }
 
 // killDescendants kills all processes below this one, until there are none.

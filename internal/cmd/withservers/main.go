@@ -109,7 +109,10 @@ func run(ctx context.Context, command []string) int {
 func execute(ctx context.Context, command []string) int {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // what the user asked for
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Cancel = func() error { return testserver.Terminate(cmd.Process.Pid) }
+	cmd.Cancel = func() error {
+		testserver.Terminate(cmd.Process.Pid)
+		return nil
+	}
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
 	if failed, ok := errors.AsType[*exec.ExitError](err); ok && failed.ExitCode() > 0 {
