@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -86,8 +87,9 @@ const busyTimeout = 10 * time.Second
 
 func sqliteDSN(t *testing.T, busyTimeout time.Duration) string {
 	t.Helper()
+	path := url.URL{Path: filepath.Join(t.TempDir(), "inbox.db")} // a test's name may hold a #
 	return fmt.Sprintf("file:%s?_pragma=journal_mode(WAL)&_pragma=busy_timeout(%d)",
-		filepath.Join(t.TempDir(), "inbox.db"), busyTimeout.Milliseconds())
+		path.EscapedPath(), busyTimeout.Milliseconds())
 }
 
 func mysqlDSN(t *testing.T, change func(*mysql.Config)) string {
