@@ -211,7 +211,9 @@ func (s *Store) IsTransient(err error) bool {
 
 // ExplainError implements [inbox.ErrorExplainer].
 func (s *Store) ExplainError(err error) string {
-	return dialect.Hint(s.database.classify(err), err)
+	stats := s.db.Stats()
+	exhausted := stats.MaxOpenConnections > 0 && stats.InUse >= stats.MaxOpenConnections
+	return dialect.HandlerHint(s.database.classify(err), err, exhausted)
 }
 
 // wrap says what was being done when err happened. If the context ended, the result is its error as well, which drivers

@@ -103,7 +103,9 @@ func (s *Store) IsTransient(err error) bool {
 
 // ExplainError implements [inbox.ErrorExplainer].
 func (s *Store) ExplainError(err error) string {
-	return dialect.Hint(dialect.ClassifyPostgreSQL(err), err)
+	stat := s.pool.Stat()
+	exhausted := stat.AcquiredConns() >= stat.MaxConns()
+	return dialect.HandlerHint(dialect.ClassifyPostgreSQL(err), err, exhausted)
 }
 
 // overSQL runs what no message waits for on a [sqlstore.Store] for the same table, over connections of the same pool. It

@@ -1,6 +1,10 @@
 package dialect
 
-import "strings"
+import (
+	"context"
+	"errors"
+	"strings"
+)
 
 const (
 	// HintAborted explains the commit of a transaction in which a statement failed.
@@ -19,6 +23,10 @@ const (
 	// HintPool explains the wait for a connection that ended without one.
 	HintPool = "no connection became free in time: the pool is too small for the handlers that run at once, or handlers " +
 		"use the database beside their transaction and so need a second connection"
+
+	// HintSecondConn explains a handler that ran out of time while no connection was free.
+	HintSecondConn = "every connection of the pool was in use: if the handler uses the database beside its transaction, it " +
+		"waited for a second connection"
 )
 
 // IsBusy reports whether err says that rows were left open. No driver has a code for it.
@@ -40,6 +48,15 @@ func Hint(class Class, err error) string {
 		return HintBusy
 	}
 	return ""
+}
+
+// HandlerHint returns what usually lies behind an error of that class in a handler, or "". exhausted says that every
+// connection of the pool is in use.
+func HandlerHint(class Class, err error, exhausted bool) string {
+	if exhausted && errors.Is(err, context.DeadlineExceeded) {
+		return HintSecondConn
+	}
+	return Hint(class, err)
 }
 
 // CommitHint returns what usually lies behind an error of that class from COMMIT, or "". COMMIT of an aborted transaction
