@@ -40,6 +40,9 @@ func (r *delivery) handleMessage(ctx context.Context) ([]*message.Message, error
 
 	outputs, err := r.deliver(ctx)
 	if r.end(err) != nil {
+		if acked, _ := settled(r.msg); acked {
+			r.config.Logger.Error("Message failed, but was acknowledged before: the broker will not deliver it again", err, r.logFields())
+		}
 		return nil, err
 	}
 	if r.record != nil {
