@@ -5,19 +5,17 @@ package e2e_test
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log"
+	"math/rand/v2"
 	"os"
-	"os/signal"
+	"path/filepath"
+	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	_ "github.com/go-sql-driver/mysql"
@@ -26,73 +24,129 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/internal/testenv"
 	"github.com/watermill-inbox/inbox/sqlstore"
 	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
 )
 
-const consumerVariable = "INBOX_E2E_CONSUMER"
-
-func TestMain(m *testing.M) {
-	if text := os.Getenv(consumerVariable); text != "" {
-		var c consumer
-		if err := json.Unmarshal([]byte(text), &c); err != nil {
-			log.Fatal(err)
-		}
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		defer stop()
-		if err := c.run(ctx); err != nil {
-			log.Fatal(err)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
-
 // shop is a database with the tables of the handlers, whose names begin with Prefix.
 type shop struct {
-	Store  string // pgx, stdlib, mysql or sqlite
-	DSN    string
-	Prefix string
+	Store    string // a key of databases
+	DSN      string
+	Prefix   string
+	MaxConns int // of its pool; 0: the driver's default
 
-	store inbox.Store
-	exec  func(ctx context.Context, query string) error // in the transaction that ctx carries, or without
-	count func(ctx context.Context, query string) (int, error)
-	setup func(context.Context) error
-	close func()
+	store  inbox.Store
+	exec   func(ctx context.Context, query string) error // in the transaction that ctx carries, or without
+	beside func(ctx context.Context, query string) error // not in the transaction
+	count  func(ctx context.Context, query string) (int, error)
+	inUse  func() int // connections
+	setup  func(context.Context) error
+	close  func()
+}
+
+// databases are the stores of the tests, and where their database is.
+var databases = map[string]func(*testing.T) string{
+	"pgx":    func(t *testing.T) string { return testenv.PostgreSQL(t) },
+	"stdlib": func(t *testing.T) string { return testenv.PostgreSQL(t) },
+	"mysql":  func(t *testing.T) string { return testenv.MariaDB(t) + "&maxAllowedPacket=0" },
+	"sqlite": func(t *testing.T) string {
+		return "file:" + filepath.Join(t.TempDir(), "shop.db") +
+			"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_pragma=synchronous(NORMAL)"
+	},
+}
+
+// newShop returns a shop with tables of the test's own.
+func newShop(t *testing.T, store string) *shop {
+	t.Helper()
+	return openShop(t, store, databases[store](t))
+}
+
+func openShop(t *testing.T, store, dsn string) *shop {
+	t.Helper()
+	s := &shop{Store: store, DSN: dsn, Prefix: "e2e_" + strings.ToLower(watermill.NewULID()) + "_"}
+	if err := s.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if store != "sqlite" { // its file goes with the test's folder
+			if err := s.exec(context.Background(), "DROP TABLE IF EXISTS {inbox}, {effects}, {payments}, {ledger}, {stock}"); err != nil {
+				t.Error(err)
+			}
+		}
+		s.close()
+	})
+	if err := s.create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// another returns the same shop over a pool of its own, as another process has it.
+func (s *shop) another(t *testing.T, maxConns int) *shop {
+	t.Helper()
+	other := &shop{Store: s.Store, DSN: s.DSN, Prefix: s.Prefix, MaxConns: maxConns}
+	if err := other.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.close)
+	return other
 }
 
 // open connects to the database.
 func (s *shop) open(ctx context.Context) error {
-	if s.Store == "pgx" {
-		pool, err := pgxpool.New(ctx, s.DSN)
-		if err != nil {
-			return err
-		}
-		store, err := pgxstore.New(pool, pgxstore.Config{Table: s.Prefix + "inbox"})
-		if err != nil {
-			return err
-		}
-		s.store, s.setup, s.close = store, store.InitializeSchema, pool.Close
-		s.exec = func(ctx context.Context, query string) error {
-			_, err := store.Executor(ctx).Exec(ctx, s.named(query))
-			return err
-		}
-		s.count = func(ctx context.Context, query string) (n int, err error) {
-			return n, pool.QueryRow(ctx, s.named(query)).Scan(&n)
-		}
-		return nil
-	}
-	driver, dialect := "pgx", sqlstore.PostgreSQL
 	switch s.Store {
+	case "pgx":
+		return s.openPgx(ctx)
+	case "stdlib":
+		return s.openSQL("pgx", sqlstore.PostgreSQL)
 	case "mysql":
-		driver, dialect = "mysql", sqlstore.MySQL
+		return s.openSQL("mysql", sqlstore.MySQL)
 	case "sqlite":
-		driver, dialect = "sqlite", sqlstore.SQLite
+		return s.openSQL("sqlite", sqlstore.SQLite)
+	default:
+		return fmt.Errorf("no store %q", s.Store)
 	}
+}
+
+func (s *shop) openPgx(ctx context.Context) error {
+	config, err := pgxpool.ParseConfig(s.DSN)
+	if err != nil {
+		return err
+	}
+	if s.MaxConns > 0 {
+		config.MaxConns = int32(s.MaxConns)
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	store, err := pgxstore.New(pool, pgxstore.Config{Table: s.Prefix + "inbox"})
+	if err != nil {
+		return err
+	}
+	s.store, s.setup, s.close = store, store.InitializeSchema, pool.Close
+	s.exec = func(ctx context.Context, query string) error {
+		_, err := store.Executor(ctx).Exec(ctx, s.named(query))
+		return err
+	}
+	s.beside = func(ctx context.Context, query string) error {
+		_, err := pool.Exec(ctx, s.named(query))
+		return err
+	}
+	s.count = func(ctx context.Context, query string) (n int, err error) {
+		return n, pool.QueryRow(ctx, s.named(query)).Scan(&n)
+	}
+	s.inUse = func() int { return int(pool.Stat().AcquiredConns()) }
+	return nil
+}
+
+func (s *shop) openSQL(driver string, dialect sqlstore.Dialect) error {
 	db, err := sql.Open(driver, s.DSN)
 	if err != nil {
 		return err
 	}
+	db.SetMaxOpenConns(s.MaxConns)
 	store, err := sqlstore.New(db, sqlstore.Config{Dialect: dialect, Table: s.Prefix + "inbox"})
 	if err != nil {
 		return err
@@ -102,9 +156,14 @@ func (s *shop) open(ctx context.Context) error {
 		_, err := store.Executor(ctx).ExecContext(ctx, s.named(query))
 		return err
 	}
+	s.beside = func(ctx context.Context, query string) error {
+		_, err := db.ExecContext(ctx, s.named(query))
+		return err
+	}
 	s.count = func(ctx context.Context, query string) (n int, err error) {
 		return n, db.QueryRowContext(ctx, s.named(query)).Scan(&n)
 	}
+	s.inUse = func() int { return db.Stats().InUse }
 	return nil
 }
 
@@ -121,11 +180,6 @@ func (s *shop) create(ctx context.Context) error {
 	}
 	return errors.Join(append(errs,
 		s.exec(ctx, "CREATE TABLE {stock} (pieces INTEGER)"), s.exec(ctx, "INSERT INTO {stock} VALUES (0)"))...)
-}
-
-// drop drops the tables.
-func (s *shop) drop(ctx context.Context) error {
-	return s.exec(ctx, "DROP TABLE IF EXISTS {inbox}, {effects}, {payments}, {ledger}, {stock}")
 }
 
 // takeFromStock is the handler of the tests, on every broker and every database.
@@ -148,15 +202,16 @@ func (s *shop) book(msg *message.Message) error {
 	return s.exec(msg.Context(), "INSERT INTO {ledger} VALUES ('"+string(msg.Payload)+"')")
 }
 
-// wire is the wiring of the tests, on every broker and every database: the recommended stack, with the handlers.
+// wire is the wiring of the tests, on every broker and every database: the recommended stack, with the handlers. Topics
+// have the shop's prefix.
 func (s *shop) wire(
-	dedup *inbox.Deduplicator, subscriber message.Subscriber, publisher message.Publisher, topics string, handlers ...string,
+	dedup *inbox.Deduplicator, subscriber message.Subscriber, publisher message.Publisher, handlers ...string,
 ) (*message.Router, error) {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NewStdLogger(false, false))
 	if err != nil {
 		return nil, err
 	}
-	poison, err := middleware.PoisonQueueWithFilter(publisher, topics+"poison", dedup.ShouldPoison)
+	poison, err := middleware.PoisonQueueWithFilter(publisher, s.Prefix+"poison", dedup.ShouldPoison)
 	if err != nil {
 		return nil, err
 	}
@@ -165,11 +220,11 @@ func (s *shop) wire(
 	for _, handler := range handlers {
 		switch handler {
 		case "take_from_stock":
-			router.AddConsumerHandler(handler, topics+"orders", subscriber, s.takeFromStock)
+			router.AddConsumerHandler(handler, s.Prefix+"orders", subscriber, s.takeFromStock)
 		case "pay":
-			router.AddHandler(handler, topics+"orders", subscriber, topics+"payments", publisher, s.pay)
+			router.AddHandler(handler, s.Prefix+"orders", subscriber, s.Prefix+"payments", publisher, s.pay)
 		case "book":
-			router.AddConsumerHandler(handler, topics+"payments", subscriber, s.book)
+			router.AddConsumerHandler(handler, s.Prefix+"payments", subscriber, s.book)
 		default:
 			return nil, fmt.Errorf("no handler %q", handler)
 		}
@@ -177,92 +232,90 @@ func (s *shop) wire(
 	return router, nil
 }
 
-// consumer is a process with handlers of a shop.
-type consumer struct {
-	Shop     shop
-	RabbitMQ string
-	Handlers []string
-
-	// DieAt makes the process kill itself at its first publish, "before" or "after" it, unless the file Died is there.
-	DieAt, Died string
+// queues are the topics of the wiring.
+func (s *shop) queues() []string {
+	return []string{s.Prefix + "orders", s.Prefix + "payments", s.Prefix + "poison"}
 }
 
-func (c consumer) run(ctx context.Context) error {
-	if err := c.Shop.open(context.Background()); err != nil {
-		return err
-	}
-	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: c.Shop.store, ShutdownGrace: 5 * time.Second, Logger: watermill.NewStdLogger(false, false)})
+// mustCount returns the result of a query.
+func (s *shop) mustCount(t *testing.T, query string) int {
+	t.Helper()
+	n, err := s.count(t.Context(), query)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	// watermill-amqp hands out one message at a time per subscription, so it takes several routers to be quick.
-	ended := make(chan error)
-	const routers = 4
-	for range routers {
-		go func() { ended <- c.serve(ctx, dedup) }()
-	}
-	var errs []error
-	for range routers {
-		errs = append(errs, <-ended)
-	}
-	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	errs = append(errs, dedup.Close(flush))
-	c.Shop.close()
-	return errors.Join(errs...)
+	return n
 }
 
-func (c consumer) serve(ctx context.Context, dedup *inbox.Deduplicator) error {
-	config := amqpConfig(c.RabbitMQ)
-	var subscriber *amqp.Subscriber
-	var publisher *amqp.Publisher
-	for {
-		var err error
-		if subscriber, err = amqp.NewSubscriber(config, watermill.NopLogger{}); err == nil {
-			if publisher, err = amqp.NewPublisher(config, watermill.NopLogger{}); err == nil {
-				break
-			}
-		}
-		select { // the broker may be down for the moment
-		case <-ctx.Done():
-			return nil
-		case <-time.After(100 * time.Millisecond):
+// wantCounts checks what is in the database.
+func wantCounts(t *testing.T, s *shop, want map[string]int) {
+	t.Helper()
+	for query, n := range want {
+		if got := s.mustCount(t, query); got != n {
+			t.Errorf("%s: %d, want %d", query, got, n)
 		}
 	}
-	router, err := c.Shop.wire(dedup, subscriber, dying{publisher, c}, c.Shop.Prefix, c.Handlers...)
+}
+
+// ample is how long anything may take on a busy machine.
+const ample = 2 * time.Minute
+
+// The inbox's rows, those with outputs that are not known to be published, and the handlers' effects.
+const (
+	allRows         = "SELECT count(*) FROM {inbox}"
+	unpublished     = "SELECT count(*) FROM {inbox} WHERE outputs IS NOT NULL"
+	taken           = "SELECT -pieces FROM {stock}"
+	allEffects      = "SELECT count(*) FROM {effects}"
+	effectsOfOrders = "SELECT count(DISTINCT id) FROM {effects}"
+	allPayments     = "SELECT count(*) FROM {payments}"
+	allBookings     = "SELECT count(*) FROM {ledger}"
+	paidOrders      = "SELECT count(DISTINCT id) FROM {payments}"
+	bookedOrders    = "SELECT count(DISTINCT id) FROM {ledger}"
+)
+
+// orders returns the messages of the orders from first to end, each as often as copies says, in random order.
+func orders(random *rand.Rand, first, end int, copies func(order int) int) []*message.Message {
+	var msgs []*message.Message
+	for i := first; i < end; i++ {
+		id := "order-" + strconv.Itoa(i)
+		for range copies(i) {
+			msgs = append(msgs, message.NewMessage(id, []byte(id)))
+		}
+	}
+	random.Shuffle(len(msgs), func(i, j int) { msgs[i], msgs[j] = msgs[j], msgs[i] })
+	return msgs
+}
+
+// waitFor polls until done reports true.
+func waitFor(t *testing.T, timeout time.Duration, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(timeout); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, timeout)
+		}
+	}
+}
+
+// seeded returns a source of random numbers whose seed is in the log.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := setting(t, "INBOX_TEST_SEED", rand.Uint64(), func(text string) (uint64, error) {
+		return strconv.ParseUint(text, 10, 64)
+	})
+	t.Logf("INBOX_TEST_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// setting returns the value of an environment variable.
+func setting[T any](t *testing.T, variable string, otherwise T, parse func(string) (T, error)) T {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	value, err := parse(text)
 	if err != nil {
-		return err
+		t.Fatalf("%s: %v", variable, err)
 	}
-	return router.Run(ctx)
-}
-
-func amqpConfig(url string) amqp.Config {
-	config := amqp.NewDurableQueueConfig(url)
-	config.Publish.ConfirmDelivery = true
-	config.Consume.Qos.PrefetchCount = 10
-	return config
-}
-
-// dying is a publisher that kills its process.
-type dying struct {
-	message.Publisher
-	consumer
-}
-
-func (d dying) Publish(topic string, messages ...*message.Message) error {
-	kill := func(when string) {
-		if d.DieAt != when {
-			return
-		}
-		if _, err := os.Stat(d.Died); err == nil {
-			return
-		}
-		_ = os.WriteFile(d.Died, nil, 0o600)
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
-	}
-	kill("before")
-	err := d.Publisher.Publish(topic, messages...)
-	kill("after")
-	return err
+	return value
 }
