@@ -48,8 +48,8 @@ bench: servers ## benchmarks
 
 .PHONY: torture
 torture: export INBOX_TORTURE_MESSAGES ?= 100000
-torture: export INBOX_TORTURE_FAULTS ?= 500
-torture: servers ## a pipeline in which everything is killed at random (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_FAULTS)
+torture: export INBOX_TORTURE_DURATION ?= 10m
+torture: servers ## a pipeline in which everything is killed at random (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_DURATION, INBOX_TEST_SEED)
 	$(SERVERS) $(GO) test -v -run '^TestTorture$$' -timeout 6h ./internal/e2e
 
 .PHONY: quickstart
