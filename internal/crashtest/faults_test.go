@@ -152,7 +152,7 @@ func (s *scene) breakDelivery(kind deliveryKind, fault wireproxy.Fault) bool {
 // deliver does what the router does: it publishes what the middleware returns, and acks, or else nacks.
 func (s *scene) deliver(id string) error {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)
 	defer cancel()
 	msg := message.NewMessage(id, []byte("order"))
 	msg.SetContext(ctx)
