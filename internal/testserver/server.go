@@ -258,8 +258,8 @@ func (s *Server) spawn(command []string) (*process, error) {
 	}
 	cmd.Dir = s.dir
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, "PG") || strings.HasPrefix(variable, "RABBITMQ_") || strings.HasPrefix(variable, "HOME=")
-	}), append(s.env, "HOME="+s.dir)...)
+		return strings.HasPrefix(variable, "PG") || strings.HasPrefix(variable, "RABBITMQ_")
+	}), append(s.env, "HOME="+s.dir, "TMPDIR="+s.dir)...) // MariaDB deletes the temporary tables of others that start
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = orders, log, log
 	if err := cmd.Start(); err != nil {
 		_ = reins.Close()
