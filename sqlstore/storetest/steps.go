@@ -22,10 +22,15 @@ func claimOf(id string) inbox.Claim {
 func begin(ctx context.Context, store inbox.Store, claim inbox.Claim) (inbox.Tx, error) {
 	for {
 		tx, err := store.Begin(ctx, claim)
-		if classifier, ok := store.(inbox.TransientClassifier); err == nil || !ok || !classifier.IsTransient(err) || ctx.Err() != nil {
+		if err == nil || !isTransient(store, err) || ctx.Err() != nil {
 			return tx, err
 		}
 	}
+}
+
+func isTransient(store inbox.Store, err error) bool {
+	classifier, ok := store.(inbox.TransientClassifier)
+	return ok && classifier.IsTransient(err)
 }
 
 // own claims a key that nobody else has.
@@ -80,6 +85,27 @@ func unclaimed(ctx context.Context, store inbox.Store, claim inbox.Claim) error 
 	return tx.Rollback(ctx)
 }
 
+// together checks that a claim and the effect called as its ID are both there or both not, and tells which.
+func together(ctx context.Context, h *Harness, claim inbox.Claim) (committed bool, err error) {
+	// First the claim, which waits for a transaction that the server is still about to end.
+	tx, err := begin(ctx, h.Store, claim)
+	if err != nil {
+		return false, fmt.Errorf("begin %q: %w", claim.Key, err)
+	}
+	committed = tx.Recorded() != nil
+	if err := tx.Rollback(ctx); err != nil {
+		return false, fmt.Errorf("rollback: %w", err)
+	}
+	effects, err := h.Effects(ctx)
+	if err != nil {
+		return false, err
+	}
+	if written := slices.Contains(effects, claim.Key.MessageID); written != committed {
+		return false, fmt.Errorf("%q: claim committed: %t, effect committed: %t", claim.Key, committed, written)
+	}
+	return committed, nil
+}
+
 // wantEffects checks the committed effects.
 func wantEffects(ctx context.Context, h *Harness, want ...string) error {
 	got, err := h.Effects(ctx)
@@ -117,7 +143,24 @@ func stillWaits(results <-chan result) error {
 			return fmt.Errorf("a Begin did not wait for the transaction that holds its key: record %v", r.tx.Recorded())
 		}
 		return fmt.Errorf("a Begin did not wait for the transaction that holds its key: %w", r.err)
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(moment):
 		return nil
 	}
+}
+
+// moment is how long it takes to see that something does not happen.
+const moment = 100 * time.Millisecond
+
+// eventually asks until the answer is yes, and after a while returns what is the matter.
+func eventually(ctx context.Context, yes func() bool, otherwise func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for !yes() {
+		select {
+		case <-ctx.Done():
+			return otherwise()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return nil
 }

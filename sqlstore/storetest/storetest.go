@@ -1,4 +1,5 @@
-// Package storetest checks that an [inbox.Store] holds its contract. Run it in a test of the store:
+// Package storetest checks that an [inbox.Store] holds its contract, and measures what it costs. Run it in the tests of
+// the store:
 //
 //	func TestConformance(t *testing.T) {
 //		storetest.Run(t, func(t *testing.T) *storetest.Harness { … })
@@ -9,31 +10,45 @@
 //  1. ClaimsOnce: a committed claim is a record for every later Begin.
 //  2. EffectsComeWithTheClaim: what was written through the transaction is there if and only if the claim is.
 //  3. RollbackReleasesClaim: after a rollback the key can be claimed, and nothing is left.
-//  4. RollbackIsIdempotent: Rollback does nothing the second time, and after Commit. Commit after Rollback fails.
-//  5. LostConnectionReleasesClaim: a killed connection fails the commit, and the key can be claimed.
-//  6. ConcurrentClaimsRunOnce: of many deliveries at once, one owns the claim and commits.
-//  7. WaiterSkipsAfterCommit: a Begin that waits for another transaction gets its record once it committed.
-//  8. WaiterRunsAfterRollback: a Begin that waits for another transaction gets the claim once it rolled back.
-//  9. WaitIsBounded: a claim held for longer than LockTimeout is ErrInFlight, and holds up no other key.
-//  10. KeysAreExact: keys that differ in any byte are different.
-//  11. KeysOfAnyBytes: what [inbox.Key.Normalize] returns can be stored, whatever went in.
-//  12. ConsumersAreIndependent: each consumer processes a message, and ("ab", "c") is not ("a", "bc").
-//  13. CancelledBeforeBegin: Begin with an ended context returns its error and claims nothing.
-//  14. CancelledWhileWaiting: a context that ends during the wait ends it, with the context's error.
-//  15. TransactionOutlivesBegin: the end of Begin's context does not end the transaction.
-//  16. CommitWithEndedContext: claim and effects are both there or both not, whatever Commit returned.
-//  17. NativeIsDeadAfterwards: the native transaction cannot be used after the end.
-//  18. RecordTellsTimes: a record has plausible times, the claim's not after the seal's.
-//  19. FingerprintIsKept: a record has its claim's fingerprint, or none.
-//  20. AnyPayloadIsStored: a claim with a message is never refused for its payload or metadata.
-//  21. OutputsAreKept: a record has its outputs, in order and byte for byte; none after a rollback.
-//  22. OutputsAreMarked: marked outputs are gone, those of others stay. For an [inbox.OutputsMarker].
-//  23. DeletesExpired: deletion by age is strict, limited and counted, spares unpublished outputs, and does not disturb
-//     claims. For a store with DeleteExpired.
-//  24. ForgetsKeys: a forgotten key can be claimed. For a store with Forget.
-//  25. StoresShareClaims: two stores on one table are one inbox.
-//  26. ClassifiesErrors: plain errors and ErrInFlight are not transient. For an [inbox.TransientClassifier].
-//  27. LeavesNothingOver: no connection stays in use.
+//  4. RollbackWithEndedContext: a rollback whose context ended undoes everything nevertheless, whatever it returned.
+//  5. RollbackIsIdempotent: Rollback does nothing the second time, and after Commit. Commit after Rollback fails.
+//  6. LostConnectionReleasesClaim: a killed connection fails the commit, and the key can be claimed. An
+//     [inbox.LossDetector] tells it from other rollbacks.
+//  7. CommitProvesTheClaim: a transaction that ended behind the store's back is never committed without an error.
+//  8. ConcurrentClaimsRunOnce: of many deliveries at once, one owns the claim and commits.
+//  9. WaiterSkipsAfterCommit: a Begin that waits for another transaction gets its record once it committed.
+//  10. WaiterRunsAfterRollback: a Begin that waits for another transaction gets the claim once it rolled back.
+//  11. WaiterHoldsUpNoOtherKey: while a Begin waits, other keys are claimed and committed.
+//  12. WaitIsBounded: a claim held for longer than LockTimeout is ErrInFlight, and its holder commits as if nothing was.
+//  13. WaitLeavesTheSessionAlone: LockTimeout is the claim's alone, and the handler has the session's own.
+//  14. KeysAreExact: keys that differ in any byte are different.
+//  15. KeysOfAnyBytes: what [inbox.Key.Normalize] returns can be stored, whatever went in.
+//  16. ConsumersAreIndependent: each consumer processes a message, and ("ab", "c") is not ("a", "bc").
+//  17. CancelledBeforeBegin: Begin with an ended context returns its error and claims nothing.
+//  18. CancelledWhileWaiting: a context that ends during the wait ends it, with the context's error.
+//  19. CancelledInTheHandler: after a statement whose context ended, claim and effects are both there or both not.
+//  20. CancelledAnywhere: whenever a delivery's context ends, claim and effects are both there or both not.
+//  21. TransactionOutlivesBegin: the end of Begin's context does not end the transaction.
+//  22. CommitWithEndedContext: claim and effects are both there or both not, whatever Commit returned.
+//  23. NativeIsDeadAfterwards: the native transaction cannot be used after the end.
+//  24. RecordTellsTimes: a record has plausible times, the claim's not after the seal's.
+//  25. FingerprintIsKept: a record has the fingerprint of the claim that was committed, or none.
+//  26. AnyPayloadIsStored: a claim with a message is never refused for its payload or metadata.
+//  27. OutputsAreKept: a record has its outputs, in order and byte for byte, with metadata that is not nil.
+//  28. OutputsAreMarked: marked outputs are gone, those of others stay. For an [inbox.OutputsMarker].
+//  29. DeletesByAge: no record is deleted before it was there for the age, and every one some time afterwards. For a store
+//     with DeleteExpired, as the next three.
+//  30. DeletesInBatches: deletion keeps to its limit and counts.
+//  31. DeletesNoUnpublishedOutputs: records with outputs stay until the outputs are marked.
+//  32. DeletesBesideClaims: deletion neither waits for claims, nor releases them, nor lets a key be processed twice.
+//  33. ForgetsKeys: a forgotten key can be claimed. For a store with Forget.
+//  34. StoresShareClaims: two stores on one table are one inbox.
+//  35. TablesAreIndependent: two tables are two inboxes. For a store with InitializeSchema, as the next one.
+//  36. CreatesItsSchema: InitializeSchema works many times at once, and leaves a table that is there as it is.
+//  37. ClassifiesErrors: plain errors and ErrInFlight are not transient. For an [inbox.TransientClassifier], as the next one.
+//  38. ClassifiesWrappedErrors: a transient error is transient in whatever it is wrapped.
+//  39. LeavesNoConnection: after all ways that a delivery can end, no connection is in use.
+//  40. LeavesNoGoroutine: nor is there a goroutine.
 package storetest
 
 import (
@@ -46,28 +61,50 @@ import (
 	"github.com/watermill-inbox/inbox"
 )
 
-// Harness is what the suite needs of a store. Each check gets a new one, whose table is empty.
+// Harness is what the suite needs of a store. Each check gets a new one, whose table is empty. What is optional may be
+// nil: then the checks that need it are skipped, and say so.
 type Harness struct {
 	// Store is what is checked. Required.
 	Store inbox.Store
 
-	// Write writes an effect through a native transaction. Required.
+	// Write writes an effect, a text of up to 1,000 bytes, through a native transaction. Required.
 	Write func(ctx context.Context, native any, effect string) error
 
 	// Effects returns the committed effects, in any order. Required.
 	Effects func(ctx context.Context) ([]string, error)
 
-	// Another returns a further store on the same table, as another process has it. Nil skips what needs it.
+	// Another returns a further store on the same table, as another process has it.
 	Another func() (inbox.Store, error)
 
-	// Kill cuts a native transaction's connection on the server's side. Nil skips what needs it.
+	// OnNewTable returns a store on another table, which does not exist yet.
+	OnNewTable func() (inbox.Store, error)
+
+	// Kill cuts a native transaction's connection on the server's side.
 	Kill func(ctx context.Context, native any) error
 
-	// InUse returns how many connections are in use. Nil skips what needs it.
+	// Undo rolls a native transaction back behind the store's back, as a raw ROLLBACK does.
+	Undo func(ctx context.Context, native any) error
+
+	// LockTimeout returns the session's own limit for lock waits, in any form, as a native transaction sees it; for nil, as
+	// a transaction sees it that the store has nothing to do with.
+	LockTimeout func(ctx context.Context, native any) (string, error)
+
+	// Transient is an error of the driver that says that the whole transaction may be tried again.
+	Transient error
+
+	// InUse returns how many connections are in use.
 	InUse func() int
 
+	// CloseIdle closes the connections that are not in use, some drivers of which have goroutines. It is called once, and
+	// nothing comes after it.
+	CloseIdle func()
+
+	// Baseline writes an effect in a transaction of its own, without the store: what [Benchmark] compares with.
+	Baseline func(ctx context.Context, effect string) error
+
 	// Serial says why the database has one writing transaction at a time, so that a claim of any key waits while another is
-	// open, and ends in a transient error. Checks of what happens beside an open transaction are skipped.
+	// open, and ends in a transient error. Checks of what happens beside an open transaction are skipped. Empty if it has
+	// several.
 	Serial string
 }
 
@@ -90,17 +127,23 @@ var checks = []check{
 	{name: "ClaimsOnce", run: claimsOnce},
 	{name: "EffectsComeWithTheClaim", run: effectsComeWithTheClaim},
 	{name: "RollbackReleasesClaim", run: rollbackReleasesClaim},
+	{name: "RollbackWithEndedContext", run: rollbackWithEndedContext},
 	{name: "RollbackIsIdempotent", run: rollbackIsIdempotent},
 	{name: "LostConnectionReleasesClaim", run: lostConnectionReleasesClaim},
+	{name: "CommitProvesTheClaim", run: commitProvesTheClaim},
 	{name: "ConcurrentClaimsRunOnce", run: concurrentClaimsRunOnce},
 	{name: "WaiterSkipsAfterCommit", run: waiterSkipsAfterCommit, beside: true},
 	{name: "WaiterRunsAfterRollback", run: waiterRunsAfterRollback, beside: true},
+	{name: "WaiterHoldsUpNoOtherKey", run: waiterHoldsUpNoOtherKey, beside: true},
 	{name: "WaitIsBounded", run: waitIsBounded, beside: true},
+	{name: "WaitLeavesTheSessionAlone", run: waitLeavesTheSessionAlone},
 	{name: "KeysAreExact", run: keysAreExact},
 	{name: "KeysOfAnyBytes", run: keysOfAnyBytes},
 	{name: "ConsumersAreIndependent", run: consumersAreIndependent},
 	{name: "CancelledBeforeBegin", run: cancelledBeforeBegin},
 	{name: "CancelledWhileWaiting", run: cancelledWhileWaiting, beside: true},
+	{name: "CancelledInTheHandler", run: cancelledInTheHandler},
+	{name: "CancelledAnywhere", run: cancelledAnywhere},
 	{name: "TransactionOutlivesBegin", run: transactionOutlivesBegin},
 	{name: "CommitWithEndedContext", run: commitWithEndedContext},
 	{name: "NativeIsDeadAfterwards", run: nativeIsDeadAfterwards},
@@ -109,11 +152,18 @@ var checks = []check{
 	{name: "AnyPayloadIsStored", run: anyPayloadIsStored},
 	{name: "OutputsAreKept", run: outputsAreKept},
 	{name: "OutputsAreMarked", run: outputsAreMarked},
-	{name: "DeletesExpired", run: deletesExpired},
+	{name: "DeletesByAge", run: deletesByAge},
+	{name: "DeletesInBatches", run: deletesInBatches},
+	{name: "DeletesNoUnpublishedOutputs", run: deletesNoUnpublishedOutputs},
+	{name: "DeletesBesideClaims", run: deletesBesideClaims},
 	{name: "ForgetsKeys", run: forgetsKeys},
 	{name: "StoresShareClaims", run: storesShareClaims},
+	{name: "TablesAreIndependent", run: tablesAreIndependent},
+	{name: "CreatesItsSchema", run: createsItsSchema},
 	{name: "ClassifiesErrors", run: classifiesErrors},
-	{name: "LeavesNothingOver", run: leavesNothingOver},
+	{name: "ClassifiesWrappedErrors", run: classifiesWrappedErrors},
+	{name: "LeavesNoConnection", run: leavesNoConnection},
+	{name: "LeavesNoGoroutine", run: leavesNoGoroutine},
 }
 
 // Run runs every check as a parallel subtest.
