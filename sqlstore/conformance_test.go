@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
 	"github.com/watermill-inbox/inbox/sqlstore/storetest"
@@ -13,7 +16,7 @@ import (
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	for _, target := range append(targets(), guardedSQLite, guardedMariaDB) {
+	for _, target := range targets() {
 		t.Run(target.name, func(t *testing.T) {
 			t.Parallel()
 			storetest.Run(t, func(t *testing.T) *storetest.Harness {
@@ -61,17 +64,53 @@ func newHarness(t *testing.T, target target) *storetest.Harness {
 		Another: func() (inbox.Store, error) {
 			return sqlstore.New(db, sqlstore.Config{Dialect: target.dialect, Table: table})
 		},
-		InUse: func() int { return db.Stats().InUse },
+		OnNewTable: func() (inbox.Store, error) {
+			return sqlstore.New(db, sqlstore.Config{Dialect: target.dialect, Table: newTable(t, db)})
+		},
+		Undo: func(ctx context.Context, native any) error {
+			_, err := native.(*sql.Tx).ExecContext(ctx, "ROLLBACK")
+			return err
+		},
+		InUse:     func() int { return db.Stats().InUse },
+		CloseIdle: func() { db.SetMaxIdleConns(-1) },
+		Baseline: func(ctx context.Context, effect string) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = tx.Rollback() }()
+			if _, err := tx.ExecContext(ctx, insert, effect); err != nil {
+				return err
+			}
+			return tx.Commit()
+		},
 	}
 	switch target.dialect {
 	case sqlstore.SQLite:
 		h.Serial = "SQLite has one writing transaction at a time"
+		h.LockTimeout = settingWith(db, "PRAGMA busy_timeout")
 	case sqlstore.PostgreSQL:
 		h.Kill = killWith(db, "SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%d)")
+		h.LockTimeout = settingWith(db, "SELECT current_setting('lock_timeout')")
+		h.Transient = &pgconn.PgError{Code: "40001"}
 	case sqlstore.MySQL:
 		h.Kill = killWith(db, "SELECT CONNECTION_ID()", "KILL %d")
+		h.LockTimeout = settingWith(db, "SELECT @@innodb_lock_wait_timeout")
+		h.Transient = &mysql.MySQLError{Number: 1213}
 	}
 	return h
+}
+
+// settingWith asks for a setting, in a transaction or in none.
+func settingWith(db *sql.DB, ask string) func(context.Context, any) (string, error) {
+	return func(ctx context.Context, native any) (setting string, err error) {
+		row := db.QueryRowContext
+		if tx, ok := native.(*sql.Tx); ok {
+			row = tx.QueryRowContext
+		}
+		err = row(ctx, ask).Scan(&setting)
+		return setting, err
+	}
 }
 
 // killWith cuts a connection from another one.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
@@ -36,7 +37,36 @@ func TestConformance(t *testing.T) {
 					_, err := pool.Exec(ctx, "SELECT pg_terminate_backend($1)", native.(pgx.Tx).Conn().PgConn().PID())
 					return err
 				},
-				InUse: func() int { return int(pool.Stat().AcquiredConns()) },
+				OnNewTable: func() (inbox.Store, error) {
+					another := table + "_another"
+					t.Cleanup(func() {
+						if _, err := pool.Exec(context.Background(), "DROP TABLE IF EXISTS "+another); err != nil { //nolint:usetesting // the test's context ended
+							t.Error(err)
+						}
+					})
+					return pgxstore.New(pool, pgxstore.Config{Table: another})
+				},
+				Undo: func(ctx context.Context, native any) error {
+					_, err := native.(pgx.Tx).Exec(ctx, "ROLLBACK")
+					return err
+				},
+				LockTimeout: func(ctx context.Context, native any) (setting string, err error) {
+					row := pool.QueryRow
+					if tx, ok := native.(pgx.Tx); ok {
+						row = tx.QueryRow
+					}
+					err = row(ctx, "SELECT current_setting('lock_timeout')").Scan(&setting)
+					return setting, err
+				},
+				Transient: &pgconn.PgError{Code: "40001"},
+				InUse:     func() int { return int(pool.Stat().AcquiredConns()) },
+				CloseIdle: pool.Reset,
+				Baseline: func(ctx context.Context, effect string) error {
+					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, "INSERT INTO "+effects(table)+" VALUES ($1)", effect)
+						return err
+					})
+				},
 			}
 		})
 	})
