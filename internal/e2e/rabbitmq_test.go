@@ -108,46 +108,48 @@ func publishOnce(ctx context.Context, url, queue string, msgs []*message.Message
 	return nil, nil
 }
 
-// ready returns how many messages of a queue wait for a consumer, beside those that consumers have.
-func ready(t *testing.T, url, queue string) (n int) {
+// inspect returns the broker's view of a queue: how many consumers it has, and how many messages beside those that the
+// consumers were sent and have not acknowledged.
+func inspect(t *testing.T, url, queue string) (found amqp091.Queue) {
 	t.Helper()
-	onChannel(t, url, func(channel *amqp091.Channel) error {
-		declared, err := channel.QueueDeclarePassive(queue, true, false, false, false, nil)
-		n = declared.Messages
+	onChannel(t, url, func(channel *amqp091.Channel) (err error) {
+		found, err = channel.QueueDeclarePassive(queue, true, false, false, false, nil)
 		return err
 	})
+	return found
+}
+
+// left returns how many messages are in the queues, once they have no consumers any more: then what those had not
+// acknowledged is back.
+func left(t *testing.T, url string, queues ...string) (n int) {
+	t.Helper()
+	for _, queue := range queues {
+		waitFor(t, ample, "the consumers of "+queue+" to be gone", func() bool { return inspect(t, url, queue).Consumers == 0 })
+		n += inspect(t, url, queue).Messages
+	}
 	return n
 }
 
 // drain ends the consumers when they have emptied the queues. What a consumer had not acknowledged when it ended is back
-// in its queue, so they run again until nothing is. It removes the queues, the last one of which shall be empty anyway.
+// in its queue, so they run again until nothing is. It removes the queues, the last one of which, for poisoned messages,
+// has to be empty.
 func drain(t *testing.T, url string, queues []string, consumers ...*process) {
 	t.Helper()
 	worked, poison := queues[:len(queues)-1], queues[len(queues)-1]
-	empty := func() bool {
+	for empty := false; !empty; {
 		for _, queue := range worked {
-			if ready(t, url, queue) > 0 {
-				return false
-			}
-		}
-		return true
-	}
-	waitFor(t, ample, "empty queues", func() bool {
-		if !empty() {
-			return false
+			waitFor(t, ample, queue+" to be empty", func() bool { return inspect(t, url, queue).Messages == 0 })
 		}
 		for _, consumer := range consumers {
 			consumer.terminate()
 		}
-		if empty() {
-			return true
+		if empty = left(t, url, worked...) == 0; !empty {
+			for _, consumer := range consumers {
+				consumer.start()
+			}
 		}
-		for _, consumer := range consumers {
-			consumer.start()
-		}
-		return false
-	})
-	if n := ready(t, url, poison); n > 0 {
+	}
+	if n := left(t, url, poison); n > 0 {
 		t.Errorf("%d messages were poisoned", n)
 	}
 	onChannel(t, url, func(channel *amqp091.Channel) error {
