@@ -209,7 +209,9 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 	if t.ended {
 		return errors.New("inbox: commit: the transaction is over")
 	}
+	stop := t.endWith(ctx)
 	if err := t.seal(ctx, outputs); err != nil {
+		stop()
 		if t.store.prepared != nil && t.store.database.classify(err) == dialect.StaleStatement {
 			t.store.prepared.forget()
 		}
@@ -219,7 +221,6 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 		}
 		return t.store.wrap(ctx, "seal record", err)
 	}
-	stop := t.endWith(ctx)
 	err := t.tx.Commit()
 	stop()
 	_ = t.release(ctx, err)
