@@ -73,14 +73,15 @@ type scene struct {
 	inbox   string // table
 	effects string // table
 	handler message.HandlerFunc
-	outputs bool // the handler returns a message
+	outputs bool          // the handler returns a message
+	timeout time.Duration // of a message's context
 
 	published map[string][]string // UUIDs by the ID of their message
 }
 
 func newScene(t *testing.T, stack stack, outputs bool) *scene {
 	t.Helper()
-	s := &scene{T: t, stack: stack, outputs: outputs, published: make(map[string][]string)}
+	s := &scene{T: t, stack: stack, outputs: outputs, timeout: 20 * time.Second, published: make(map[string][]string)}
 	s.control = openDB(t, stack.server.driver, stack.server.dsn(t))
 	s.inbox, s.effects = createTables(t, stack, s.control)
 	proxy, dsn := wireproxy.Through(t, stack.server.dsn(t))
@@ -152,7 +153,7 @@ func (s *scene) breakDelivery(kind deliveryKind, fault wireproxy.Fault) bool {
 // deliver does what the router does: it publishes what the middleware returns, and acks, or else nacks.
 func (s *scene) deliver(id string) error {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(s.Context(), s.timeout)
 	defer cancel()
 	msg := message.NewMessage(id, []byte("order"))
 	msg.SetContext(ctx)

@@ -29,7 +29,7 @@ func TestStalledCommit(t *testing.T) {
 					t.Parallel()
 					s := newScene(t, stack, outputs)
 					s.mustDeliver(watermill.NewUUID()) // so that the statements are prepared
-					s.handler = s.newHandler(inbox.Config{CommitTimeout: 300 * time.Millisecond})
+					s.handler = s.newHandler(inbox.Config{CommitTimeout: stallTimeout})
 
 					id := watermill.NewUUID()
 					trap := s.proxy.Arm(stallAtCommit(from))
@@ -54,6 +54,52 @@ func TestStalledCommit(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryStall stalls the connection at each message of a delivery in turn. The message's context ends the delivery, and
+// from the commit on CommitTimeout does.
+func TestEveryStall(t *testing.T) {
+	t.Parallel()
+	for _, stack := range stacks() {
+		t.Run(stack.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, stack, true)
+			normal, impatient := s.timeout, s.newHandler(inbox.Config{CommitTimeout: stallTimeout})
+			patient := s.handler
+			fault := wireproxy.Fault{Kind: wireproxy.Stall, From: wireproxy.FromClient}
+			if stack.name == "lib-pq" { // it has nothing that ends a handler's own statement
+				fault.Match = func(m wireproxy.Message) bool { return m.Text != "" && !strings.Contains(m.Text, s.effects) }
+			}
+			for fault.N = 1; ; fault.N++ {
+				s.mustDeliver(watermill.NewUUID()) // so that the connection is there, and knows the statements
+				id := watermill.NewUUID()
+				s.proxy.Reset()
+				trap := s.proxy.Arm(fault)
+				s.timeout, s.handler = stallTimeout, impatient
+				err := s.deliver(id)
+				s.timeout, s.handler = normal, patient
+				trap.Release() // what was held arrives late, unless the driver closed the connection
+				at, fired := trap.Fired()
+				if err != nil && !steps.MatchString(err.Error()) {
+					t.Errorf("the error names no step: %v", err)
+				}
+				s.redeliver(id, err)
+				s.check(id)
+				if t.Failed() {
+					t.Fatalf("stalled at message %d (%s), error: %v\n%s", fault.N, at, err, s.proxy.Snapshot())
+				}
+				if !fired {
+					break
+				}
+			}
+			if fault.N < 4 {
+				t.Errorf("only %d messages were stalled", fault.N-1)
+			}
+		})
+	}
+}
+
+// stallTimeout is long enough for a delivery that is not stalled; if it is not, the message is delivered again.
+const stallTimeout = 500 * time.Millisecond
 
 // stallAtCommit stalls the connection at the COMMIT, or at the first message of its reply.
 func stallAtCommit(from wireproxy.Direction) wireproxy.Fault {
