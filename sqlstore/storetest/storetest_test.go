@@ -384,3 +384,24 @@ func TestHangsAndPanicsFail(t *testing.T) {
 		}
 	})
 }
+
+func BenchmarkMemory(b *testing.B) {
+	Benchmark(b, func(*testing.B) *Harness { return newMemoryStore().harness() })
+}
+
+func TestBenchmarkFailsWithItsDeliveries(t *testing.T) {
+	t.Parallel()
+	failed := false
+	testing.Benchmark(func(b *testing.B) {
+		defer func() { failed = b.Failed() }()
+		measure(b, 2, 0, func(id string) error {
+			if id == "message-000000020" {
+				return errors.New("fault")
+			}
+			return nil
+		})
+	})
+	if !failed {
+		t.Error("an error of a delivery was lost")
+	}
+}
