@@ -27,10 +27,22 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func newHarness(t *testing.T, target target) *storetest.Harness {
-	t.Helper()
-	store, db, table := newStore(t, target)
-	effects := newTable(t, db)
+func BenchmarkStore(b *testing.B) {
+	for _, target := range []target{pgxStdlib, libPQ, mariaDB, sqliteSeveral} {
+		b.Run("database="+target.name, func(b *testing.B) {
+			storetest.Benchmark(b, func(b *testing.B) *storetest.Harness {
+				b.Helper()
+				return newHarness(b, target)
+			})
+		})
+	}
+}
+
+func newHarness(tb testing.TB, target target) *storetest.Harness {
+	tb.Helper()
+	store, db, table := newStore(tb, target)
+	db.SetMaxIdleConns(10) // so that workers of benchmarks keep theirs
+	effects := newTable(tb, db)
 	kind, insert := "text", "INSERT INTO "+effects+" VALUES ($1)"
 	switch target.dialect {
 	case sqlstore.MySQL:
@@ -38,7 +50,7 @@ func newHarness(t *testing.T, target target) *storetest.Harness {
 	case sqlstore.SQLite:
 		insert = "INSERT INTO " + effects + " VALUES (?)"
 	}
-	mustExec(t, db, "CREATE TABLE "+effects+" (effect "+kind+")")
+	mustExec(tb, db, "CREATE TABLE "+effects+" (effect "+kind+")")
 	h := &storetest.Harness{
 		Store: store,
 		Write: func(ctx context.Context, native any, effect string) error {
@@ -65,7 +77,7 @@ func newHarness(t *testing.T, target target) *storetest.Harness {
 			return sqlstore.New(db, sqlstore.Config{Dialect: target.dialect, Table: table})
 		},
 		OnNewTable: func() (inbox.Store, error) {
-			return sqlstore.New(db, sqlstore.Config{Dialect: target.dialect, Table: newTable(t, db)})
+			return sqlstore.New(db, sqlstore.Config{Dialect: target.dialect, Table: newTable(tb, db)})
 		},
 		Undo: func(ctx context.Context, native any) error {
 			_, err := native.(*sql.Tx).ExecContext(ctx, "ROLLBACK")

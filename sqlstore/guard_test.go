@@ -18,29 +18,29 @@ import (
 )
 
 var (
-	guardedSQLite = target{"sqlite-guarded", sqlstore.SQLite, func(t *testing.T) *sql.DB {
-		t.Helper()
-		connector, err := sqlite.NewConnector(sqliteDSN(t, busyTimeout))
-		return openGuarded(t, connector, err)
+	guardedSQLite = target{"sqlite-guarded", sqlstore.SQLite, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		connector, err := sqlite.NewConnector(sqliteDSN(tb, busyTimeout))
+		return openGuarded(tb, connector, err)
 	}}
-	guardedMariaDB = target{"mariadb-guarded", sqlstore.MySQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		config, err := mysql.ParseDSN(mysqlDSN(t, func(*mysql.Config) {}))
+	guardedMariaDB = target{"mariadb-guarded", sqlstore.MySQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		config, err := mysql.ParseDSN(mysqlDSN(tb, func(*mysql.Config) {}))
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		connector, err := mysql.NewConnector(config)
-		return openGuarded(t, connector, err)
+		return openGuarded(tb, connector, err)
 	}}
 )
 
-func openGuarded(t *testing.T, connector driver.Connector, err error) *sql.DB {
-	t.Helper()
+func openGuarded(tb testing.TB, connector driver.Connector, err error) *sql.DB {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	db := sql.OpenDB(sqlstore.Guard(connector))
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = db.Close() // which may say that a connection was lost
 	})
 	return db

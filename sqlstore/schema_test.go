@@ -38,9 +38,9 @@ func TestInitializeSchemaByTwentyAtOnce(t *testing.T) {
 	file := "file:" + filepath.Join(t.TempDir(), "inbox.db") // without busy_timeout
 	for _, target := range []target{
 		pgxStdlib, libPQ, mariaDB,
-		{"sqlite", sqlstore.SQLite, func(t *testing.T) *sql.DB {
-			t.Helper()
-			return open(t, "sqlite", file)
+		{"sqlite", sqlstore.SQLite, func(tb testing.TB) *sql.DB {
+			tb.Helper()
+			return open(tb, "sqlite", file)
 		}},
 	} {
 		t.Run(target.name, func(t *testing.T) {

@@ -26,17 +26,17 @@ import (
 type target struct {
 	name    string
 	dialect sqlstore.Dialect
-	open    func(t *testing.T) *sql.DB
+	open    func(tb testing.TB) *sql.DB
 }
 
-func postgresDSN(t *testing.T) string {
-	t.Helper()
-	return testenv.PostgreSQL(t)
+func postgresDSN(tb testing.TB) string {
+	tb.Helper()
+	return testenv.PostgreSQL(tb)
 }
 
-func mariaDBDSN(t *testing.T) string {
-	t.Helper()
-	return testenv.MariaDB(t)
+func mariaDBDSN(tb testing.TB) string {
+	tb.Helper()
+	return testenv.MariaDB(tb)
 }
 
 func targets() []target {
@@ -46,57 +46,57 @@ func targets() []target {
 }
 
 var (
-	pgxStdlib = target{"pgx-stdlib", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "pgx", postgresDSN(t))
+	pgxStdlib = target{"pgx-stdlib", sqlstore.PostgreSQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "pgx", postgresDSN(tb))
 	}}
-	pgxSimple = target{"pgx-simple", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "pgx", withParam(postgresDSN(t), "default_query_exec_mode=simple_protocol"))
+	pgxSimple = target{"pgx-simple", sqlstore.PostgreSQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "pgx", withParam(postgresDSN(tb), "default_query_exec_mode=simple_protocol"))
 	}}
-	libPQ = target{"lib-pq", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "postgres", postgresDSN(t))
+	libPQ = target{"lib-pq", sqlstore.PostgreSQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "postgres", postgresDSN(tb))
 	}}
 	// libPQBinary is how lib/pq works behind PgBouncer in transaction mode.
-	libPQBinary = target{"lib-pq-binary", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "postgres", withParam(postgresDSN(t), "binary_parameters=yes"))
+	libPQBinary = target{"lib-pq-binary", sqlstore.PostgreSQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "postgres", withParam(postgresDSN(tb), "binary_parameters=yes"))
 	}}
-	mariaDB = target{"mariadb", sqlstore.MySQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "mysql", mysqlDSN(t, func(*mysql.Config) {}))
+	mariaDB = target{"mariadb", sqlstore.MySQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "mysql", mysqlDSN(tb, func(*mysql.Config) {}))
 	}}
-	mariaDBFoundRows = target{"mariadb-found-rows", sqlstore.MySQL, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "mysql", mysqlDSN(t, func(c *mysql.Config) { c.ClientFoundRows = true }))
+	mariaDBFoundRows = target{"mariadb-found-rows", sqlstore.MySQL, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "mysql", mysqlDSN(tb, func(c *mysql.Config) { c.ClientFoundRows = true }))
 	}}
-	sqliteOne = target{"sqlite-one", sqlstore.SQLite, func(t *testing.T) *sql.DB {
-		t.Helper()
-		db := open(t, "sqlite", sqliteDSN(t, busyTimeout))
+	sqliteOne = target{"sqlite-one", sqlstore.SQLite, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		db := open(tb, "sqlite", sqliteDSN(tb, busyTimeout))
 		db.SetMaxOpenConns(1)
 		return db
 	}}
-	sqliteSeveral = target{"sqlite-several", sqlstore.SQLite, func(t *testing.T) *sql.DB {
-		t.Helper()
-		return open(t, "sqlite", sqliteDSN(t, busyTimeout))
+	sqliteSeveral = target{"sqlite-several", sqlstore.SQLite, func(tb testing.TB) *sql.DB {
+		tb.Helper()
+		return open(tb, "sqlite", sqliteDSN(tb, busyTimeout))
 	}}
 )
 
 const busyTimeout = 10 * time.Second
 
-func sqliteDSN(t *testing.T, busyTimeout time.Duration) string {
-	t.Helper()
-	path := url.URL{Path: filepath.Join(t.TempDir(), "inbox.db")} // a test's name may hold a #
+func sqliteDSN(tb testing.TB, busyTimeout time.Duration) string {
+	tb.Helper()
+	path := url.URL{Path: filepath.Join(tb.TempDir(), "inbox.db")} // a test's name may hold a #
 	return fmt.Sprintf("file:%s?_pragma=journal_mode(WAL)&_pragma=busy_timeout(%d)",
 		path.EscapedPath(), busyTimeout.Milliseconds())
 }
 
-func mysqlDSN(t *testing.T, change func(*mysql.Config)) string {
-	t.Helper()
-	config, err := mysql.ParseDSN(mariaDBDSN(t))
+func mysqlDSN(tb testing.TB, change func(*mysql.Config)) string {
+	tb.Helper()
+	config, err := mysql.ParseDSN(mariaDBDSN(tb))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	config.ReadTimeout = time.Minute
 	change(config)
@@ -113,15 +113,15 @@ func withParam(dsn, param string) string {
 	return dsn + "?" + param
 }
 
-func open(t *testing.T, driver, dsn string) *sql.DB {
-	t.Helper()
+func open(tb testing.TB, driver, dsn string) *sql.DB {
+	tb.Helper()
 	db, err := sql.Open(driver, dsn)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if inUse := db.Stats().InUse; inUse != 0 {
-			t.Errorf("%d connections are still in use", inUse)
+			tb.Errorf("%d connections are still in use", inUse)
 		}
 		_ = db.Close() // which may say that a connection was lost
 	})
@@ -136,34 +136,34 @@ func newTableName() string {
 }
 
 // newTable returns the name of a table that does not exist yet and is dropped after the test.
-func newTable(t *testing.T, db *sql.DB) string {
-	t.Helper()
+func newTable(tb testing.TB, db *sql.DB) string {
+	tb.Helper()
 	name := newTableName()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if _, err := db.Exec("DROP TABLE IF EXISTS " + name); err != nil { //nolint:usetesting,noctx // the test's context ended
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return name
 }
 
 // newStore returns a store on a table of its own.
-func newStore(t *testing.T, target target) (*sqlstore.Store, *sql.DB, string) {
-	t.Helper()
-	db := target.open(t)
-	table := newTable(t, db)
-	store := storeOn(t, db, sqlstore.Config{Dialect: target.dialect, Table: table})
-	if err := store.InitializeSchema(t.Context()); err != nil {
-		t.Fatal(err)
+func newStore(tb testing.TB, target target) (*sqlstore.Store, *sql.DB, string) {
+	tb.Helper()
+	db := target.open(tb)
+	table := newTable(tb, db)
+	store := storeOn(tb, db, sqlstore.Config{Dialect: target.dialect, Table: table})
+	if err := store.InitializeSchema(tb.Context()); err != nil {
+		tb.Fatal(err)
 	}
 	return store, db, table
 }
 
-func storeOn(t *testing.T, db *sql.DB, config sqlstore.Config) *sqlstore.Store {
-	t.Helper()
+func storeOn(tb testing.TB, db *sql.DB, config sqlstore.Config) *sqlstore.Store {
+	tb.Helper()
 	store, err := sqlstore.New(db, config)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return store
 }
@@ -220,13 +220,13 @@ func wantUnclaimed(t *testing.T, store inbox.Store, id string) {
 	}
 }
 
-func mustExec(t *testing.T, db interface {
+func mustExec(tb testing.TB, db interface {
 	Exec(query string, args ...any) (sql.Result, error)
 }, query string, args ...any,
 ) {
-	t.Helper()
+	tb.Helper()
 	if _, err := db.Exec(query, args...); err != nil {
-		t.Fatalf("%s: %v", query, err)
+		tb.Fatalf("%s: %v", query, err)
 	}
 }
 

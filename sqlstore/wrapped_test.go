@@ -12,9 +12,9 @@ import (
 )
 
 // pgxWrapped hides pgx in another driver, as instrumentation does, so that the session's state cannot be seen.
-var pgxWrapped = target{"pgx-wrapped", sqlstore.PostgreSQL, func(t *testing.T) *sql.DB {
-	t.Helper()
-	return open(t, "pgx-wrapped", postgresDSN(t))
+var pgxWrapped = target{"pgx-wrapped", sqlstore.PostgreSQL, func(tb testing.TB) *sql.DB {
+	tb.Helper()
+	return open(tb, "pgx-wrapped", postgresDSN(tb))
 }}
 
 func init() { sql.Register("pgx-wrapped", wrappedDriver{}) }
