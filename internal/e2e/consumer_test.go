@@ -50,6 +50,7 @@ func TestMain(m *testing.M) {
 type consumer struct {
 	Shop     shop
 	RabbitMQ string
+	Quorum   bool // queues, instead of classic ones
 	Handlers []string
 
 	// DieAt is where the process kills itself, unless the file Died is there, which it leaves.
@@ -105,8 +106,12 @@ func (c consumer) run(ctx context.Context) error {
 }
 
 func (c consumer) serve(ctx context.Context, dedup *inbox.Deduplicator) error {
-	subscriber, publisher, err := connect(c.RabbitMQ)
-	for ; err != nil; subscriber, publisher, err = connect(c.RabbitMQ) {
+	config := amqpConfig(c.RabbitMQ)
+	if c.Quorum {
+		config = quorumConfig(c.RabbitMQ)
+	}
+	subscriber, publisher, err := connect(config)
+	for ; err != nil; subscriber, publisher, err = connect(config) {
 		select { // the broker may be down for the moment
 		case <-ctx.Done():
 			return nil
@@ -127,12 +132,12 @@ func (c consumer) serve(ctx context.Context, dedup *inbox.Deduplicator) error {
 	return router.Run(ctx)
 }
 
-func connect(url string) (*amqp.Subscriber, *amqp.Publisher, error) {
-	subscriber, err := amqp.NewSubscriber(amqpConfig(url), watermill.NopLogger{})
+func connect(config amqp.Config) (*amqp.Subscriber, *amqp.Publisher, error) {
+	subscriber, err := amqp.NewSubscriber(config, watermill.NopLogger{})
 	if err != nil {
 		return nil, nil, err
 	}
-	publisher, err := amqp.NewPublisher(amqpConfig(url), watermill.NopLogger{})
+	publisher, err := amqp.NewPublisher(config, watermill.NopLogger{})
 	if err != nil {
 		_ = subscriber.Close()
 		return nil, nil, err

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/watermill-inbox/inbox"
@@ -15,26 +16,31 @@ import (
 // TestEveryOrderOnceThoughConsumersAreKilled feeds PostgreSQL from RabbitMQ.
 func TestEveryOrderOnceThoughConsumersAreKilled(t *testing.T) {
 	t.Parallel()
-	const n = 2000
-	random := seeded(t)
-	url := testenv.RabbitMQ(t)
-	s := newShop(t, "pgx")
-	declare(t, url, s.queues()...)
-	twiceOrMore := func(int) int { return 2 + random.IntN(2) }
-	if err := publish(t.Context(), url, s.queues()[0], orders(random, 0, n, twiceOrMore)...); err != nil {
-		t.Fatal(err)
-	}
+	for queues, config := range map[string]func(string) amqp.Config{"classic": amqpConfig, "quorum": quorumConfig} {
+		t.Run("queues="+queues, func(t *testing.T) {
+			t.Parallel()
+			const n = 2000
+			random := seeded(t)
+			url := testenv.RabbitMQ(t)
+			s := newShop(t, "pgx")
+			declare(t, config(url), s.queues()...)
+			twiceOrMore := func(int) int { return 2 + random.IntN(2) }
+			if err := publish(t.Context(), url, s.queues()[0], orders(random, 0, n, twiceOrMore)...); err != nil {
+				t.Fatal(err)
+			}
 
-	p := newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"take_from_stock"}})
-	for kill := range 6 {
-		p.start()
-		goal := n*(kill+1)/8 + random.IntN(n/10) // in the middle of the work, at a random point
-		waitFor(t, ample, fmt.Sprintf("%d orders", goal), func() bool { return s.mustCount(t, allRows) >= goal })
-		p.kill()
+			p := newProcess(t, consumer{Shop: *s, RabbitMQ: url, Quorum: queues == "quorum", Handlers: []string{"take_from_stock"}})
+			for kill := range 6 {
+				p.start()
+				goal := n*(kill+1)/8 + random.IntN(n/10) // in the middle of the work, at a random point
+				waitFor(t, ample, fmt.Sprintf("%d orders", goal), func() bool { return s.mustCount(t, allRows) >= goal })
+				p.kill()
+			}
+			p.start()
+			drain(t, url, s.queues(), p)
+			wantCounts(t, s, map[string]int{taken: n, allEffects: n, effectsOfOrders: n, allRows: n})
+		})
 	}
-	p.start()
-	drain(t, url, s.queues(), p)
-	wantCounts(t, s, map[string]int{taken: n, allEffects: n, effectsOfOrders: n, allRows: n})
 }
 
 // TestTheSameWiringOnGoChannelAndSQLite is the test above with another broker and another store.
@@ -73,7 +79,7 @@ func TestDeathInTheHandlerLeavesNothing(t *testing.T) {
 			t.Parallel()
 			url := testenv.RabbitMQ(t)
 			s := newShop(t, store)
-			declare(t, url, s.queues()...)
+			declare(t, amqpConfig(url), s.queues()...)
 			if err := publish(t.Context(), url, s.queues()[0], message.NewMessage("id", []byte("id"))); err != nil {
 				t.Fatal(err)
 			}
@@ -99,7 +105,7 @@ func TestRollingDeploymentIsExact(t *testing.T) {
 	random := seeded(t)
 	url := testenv.RabbitMQ(t)
 	s := newShop(t, "pgx")
-	declare(t, url, s.queues()...)
+	declare(t, amqpConfig(url), s.queues()...)
 	if err := publish(t.Context(), url, s.queues()[0], orders(random, 0, n, func(int) int { return 2 })...); err != nil {
 		t.Fatal(err)
 	}

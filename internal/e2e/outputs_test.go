@@ -66,7 +66,7 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 			return broker, broker
 		},
 		"rabbitmq": func(t *testing.T) (message.Subscriber, message.Publisher) {
-			subscriber, publisher, err := connect(testenv.RabbitMQ(t))
+			subscriber, publisher, err := connect(amqpConfig(testenv.RabbitMQ(t)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +151,7 @@ func TestOutputsSurviveADeathAroundTheirPublish(t *testing.T) {
 				t.Parallel()
 				url := testenv.RabbitMQ(t)
 				s := newShop(t, store)
-				declare(t, url, s.queues()...)
+				declare(t, amqpConfig(url), s.queues()...)
 				if err := publish(t.Context(), url, s.queues()[0], message.NewMessage("id", []byte("id"))); err != nil {
 					t.Fatal(err)
 				}
@@ -179,7 +179,7 @@ func TestPipelineIsExactThoughBothStagesAreKilled(t *testing.T) {
 	random := seeded(t)
 	url := testenv.RabbitMQ(t)
 	s := newShop(t, "pgx")
-	declare(t, url, s.queues()...)
+	declare(t, amqpConfig(url), s.queues()...)
 	stages := []*process{
 		newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"pay"}}),
 		newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"book"}}),

@@ -18,6 +18,23 @@ func amqpConfig(url string) amqp.Config {
 	return config
 }
 
+// quorumConfig has quorum queues instead of classic ones.
+func quorumConfig(url string) amqp.Config {
+	config := amqpConfig(url)
+	config.Queue.Arguments = amqp091.Table{amqp091.QueueTypeArg: amqp091.QueueTypeQuorum}
+	config.Marshaler = quorumMarshaler{}
+	return config
+}
+
+// quorumMarshaler leaves out the header in which a quorum queue counts deliveries: it is not a string, and watermill-amqp
+// would refuse each redelivery, for ever.
+type quorumMarshaler struct{ amqp.DefaultMarshaler }
+
+func (m quorumMarshaler) Unmarshal(delivery amqp091.Delivery) (*message.Message, error) {
+	delete(delivery.Headers, "x-delivery-count")
+	return m.DefaultMarshaler.Unmarshal(delivery)
+}
+
 // openChannel returns a channel of a connection of its own.
 func openChannel(url string) (*amqp091.Connection, *amqp091.Channel, error) {
 	conn, err := amqp091.Dial(url)
@@ -45,11 +62,11 @@ func onChannel(t *testing.T, url string, run func(*amqp091.Channel) error) {
 }
 
 // declare declares queues as watermill-amqp does: RabbitMQ drops what is published to one that is not there.
-func declare(t *testing.T, url string, queues ...string) {
+func declare(t *testing.T, config amqp.Config, queues ...string) {
 	t.Helper()
-	onChannel(t, url, func(channel *amqp091.Channel) error {
+	onChannel(t, config.Connection.AmqpURI, func(channel *amqp091.Channel) error {
 		for _, queue := range queues {
-			if _, err := channel.QueueDeclare(queue, true, false, false, false, nil); err != nil {
+			if _, err := channel.QueueDeclare(queue, true, false, false, false, config.Queue.Arguments); err != nil {
 				return err
 			}
 		}

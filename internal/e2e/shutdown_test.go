@@ -23,13 +23,13 @@ func TestClosingTheRouterLosesNothing(t *testing.T) {
 			t.Parallel()
 			url := testenv.RabbitMQ(t)
 			s := newShop(t, "pgx")
-			declare(t, url, s.queues()...)
+			declare(t, amqpConfig(url), s.queues()...)
 			if err := publish(t.Context(), url, s.queues()[0], message.NewMessage("id", []byte("id"))); err != nil {
 				t.Fatal(err)
 			}
 			// run consumes with a handler, to which it gives the context that the message came with.
 			run := func(handler func(msg *message.Message, outer context.Context) error) (router *message.Router, ended chan error) {
-				subscriber, publisher, err := connect(url)
+				subscriber, publisher, err := connect(amqpConfig(url))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -30,7 +30,7 @@ func TestTorture(t *testing.T) {
 	toPostgres, toRabbitMQ := newRelay(t, postgres), newRelay(t, rabbitmq)
 
 	s := openShop(t, "pgx", postgres.DSN)
-	declare(t, rabbitmq.DSN, s.queues()...)
+	declare(t, amqpConfig(rabbitmq.DSN), s.queues()...)
 	shop := *s
 	shop.DSN = toPostgres.DSN
 	stages := []*process{
