@@ -22,8 +22,8 @@ import (
 // connections are killed at random. It has servers of its own. `make torture` runs it for longer.
 func TestTorture(t *testing.T) {
 	t.Parallel()
-	n := setting(t, "INBOX_TORTURE_MESSAGES", 1000, strconv.Atoi)
-	duration := setting(t, "INBOX_TORTURE_DURATION", 15*time.Second, time.ParseDuration)
+	n := setting(t, "INBOX_TORTURE_MESSAGES", 10_000, strconv.Atoi)
+	duration := setting(t, "INBOX_TORTURE_DURATION", 20*time.Second, time.ParseDuration)
 	random := seeded(t)
 	postgres := startServer(t, "postgres", func() (*testserver.Server, error) { return testserver.PostgreSQL() })
 	rabbitmq := startServer(t, "rabbitmq", testserver.RabbitMQ)
@@ -115,9 +115,10 @@ func TestTorture(t *testing.T) {
 	payments, bookings := s.mustCount(t, allPayments), s.mustCount(t, allBookings)
 	paid, booked := s.mustCount(t, paidOrders), s.mustCount(t, bookedOrders)
 	lost, doubled := 2*n-paid-booked, payments-paid+bookings-booked
-	t.Logf("%d faults in %s, %s in all:\n%s\nmessages %d (1 in 5 published twice), effects %d, lost %d, doubled %d",
+	t.Logf("%d faults in %s, %s in all:\n%s\nmessages %d (1 in 5 published twice), effects %d, lost %d, doubled %d, "+
+		"outputs not known to be published %d",
 		total, faulted.Round(time.Second), time.Since(began).Round(time.Second), strings.Join(faults, "\n"),
-		n, payments+bookings, lost, doubled)
+		n, payments+bookings, lost, doubled, s.mustCount(t, unpublished))
 	if lost != 0 || doubled != 0 {
 		t.Error("not exact")
 	}
