@@ -143,6 +143,9 @@ func TestMiddlewareOrder(t *testing.T) {
 
 			mended.Store(true)
 			for _, msg := range poisoned.collected() {
+				if msg.UUID != "id" || string(msg.Payload) != "id" || msg.Metadata.Get(middleware.ReasonForPoisonedKey) == "" {
+					t.Errorf("poisoned %s %q: %v", msg.UUID, msg.Payload, msg.Metadata)
+				}
 				if err := broker.Publish("orders", msg); err != nil {
 					t.Fatal(err)
 				}

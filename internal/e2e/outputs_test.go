@@ -60,16 +60,18 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 		}
 		return msgs
 	}
-	brokers := map[string]func(t *testing.T) (message.Subscriber, message.Publisher){
-		"gochannel": func(*testing.T) (message.Subscriber, message.Publisher) {
+	brokers := map[string]func(t *testing.T, topics ...string) (message.Subscriber, message.Publisher){
+		"gochannel": func(*testing.T, ...string) (message.Subscriber, message.Publisher) {
 			broker := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 			return broker, broker
 		},
-		"rabbitmq": func(t *testing.T) (message.Subscriber, message.Publisher) {
-			subscriber, publisher, err := connect(amqpConfig(testenv.RabbitMQ(t)))
+		"rabbitmq": func(t *testing.T, topics ...string) (message.Subscriber, message.Publisher) {
+			url := testenv.RabbitMQ(t)
+			subscriber, publisher, err := connect(amqpConfig(url))
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(func() { remove(t, url, topics...) })
 			return subscriber, publisher
 		},
 	}
@@ -78,7 +80,8 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 			t.Run(store+"/"+broker, func(t *testing.T) {
 				t.Parallel()
 				s := newShop(t, store)
-				subscriber, publisher := connect(t)
+				in, out := s.Prefix+"in", s.Prefix+"out"
+				subscriber, publisher := connect(t, in, out)
 				published := &flaky{Publisher: publisher}
 				published.failures.Store(failures)
 				duplicates := make(chan inbox.OnDuplicateParams, 100)
@@ -88,11 +91,11 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 				var mu sync.Mutex
 				received := make(map[string]int) // by UUID
 				router := newRouter(t)
-				router.AddHandler("make", s.Prefix+"in", subscriber, s.Prefix+"out", published, func(*message.Message) ([]*message.Message, error) {
+				router.AddHandler("make", in, subscriber, out, published, func(*message.Message) ([]*message.Message, error) {
 					runs.Add(1)
 					return outputs(), nil
 				}).AddMiddleware(dedup.Middleware)
-				router.AddConsumerHandler("receive", s.Prefix+"out", subscriber, func(msg *message.Message) error {
+				router.AddConsumerHandler("receive", out, subscriber, func(msg *message.Message) error {
 					mu.Lock()
 					defer mu.Unlock()
 					received[msg.UUID]++
@@ -111,7 +114,7 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 
 				deliver := func() {
 					t.Helper()
-					if err := publisher.Publish(s.Prefix+"in", message.NewMessage("id", nil)); err != nil {
+					if err := publisher.Publish(in, message.NewMessage("id", nil)); err != nil {
 						t.Fatal(err)
 					}
 				}

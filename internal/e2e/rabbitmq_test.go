@@ -169,6 +169,12 @@ func drain(t *testing.T, url string, queues []string, consumers ...*process) {
 	if n := left(t, url, poison); n > 0 {
 		t.Errorf("%d messages were poisoned", n)
 	}
+	remove(t, url, queues...)
+}
+
+// remove removes queues.
+func remove(t *testing.T, url string, queues ...string) {
+	t.Helper()
 	onChannel(t, url, func(channel *amqp091.Channel) error {
 		for _, queue := range queues {
 			if _, err := channel.QueueDelete(queue, false, false, false); err != nil {

@@ -33,6 +33,7 @@ func TestClosingTheRouterLosesNothing(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				t.Cleanup(func() { _ = publisher.Close() })
 				dedup := newDeduplicator(t, inbox.Config{Store: s.store, ShutdownGrace: grace})
 				poison, err := middleware.PoisonQueueWithFilter(publisher, s.queues()[2], dedup.ShouldPoison)
 				if err != nil {
