@@ -73,7 +73,7 @@ type Record struct {
 	// Fingerprint is the claim's fingerprint, or nil if it had none.
 	Fingerprint []byte
 
-	// Outputs are the recorded messages while they were not published, and empty afterwards.
+	// Outputs are the recorded messages while they were not published, and empty afterwards. Their metadata is not nil.
 	Outputs []*message.Message
 }
 
