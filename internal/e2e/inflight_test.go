@@ -30,11 +30,13 @@ func TestDuplicatesInFlight(t *testing.T) {
 			for _, s := range []*shop{here, there} {
 				deduplicators[s] = newDeduplicator(t, inbox.Config{Store: s.store, Consumer: "consumer", LockTimeout: 3 * time.Second})
 			}
-			entered, finish, finished := make(chan struct{}), make(chan struct{}), make(chan error)
+			entered, running, finished := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			finish := sync.OnceFunc(func() { close(running) })
+			t.Cleanup(finish) // before the pool is closed
 			go func() {
 				_, err := deduplicators[here].Middleware(func(msg *message.Message) ([]*message.Message, error) {
 					close(entered)
-					<-finish
+					<-running
 					return nil, here.takeFromStock(msg)
 				})(message.NewMessage("slow", []byte("slow")))
 				finished <- err
@@ -60,6 +62,7 @@ func TestDuplicatesInFlight(t *testing.T) {
 						}
 					})
 				}
+				t.Cleanup(waiters.Wait)
 				go func() { waiters.Wait(); close(waited) }()
 
 				handler := dedup.Middleware(func(msg *message.Message) ([]*message.Message, error) { return nil, process.takeFromStock(msg) })
@@ -82,7 +85,7 @@ func TestDuplicatesInFlight(t *testing.T) {
 					}
 				}
 			}
-			close(finish)
+			finish()
 			if err := <-finished; err != nil {
 				t.Errorf("the first delivery: %v", err)
 			}

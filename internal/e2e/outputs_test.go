@@ -127,13 +127,13 @@ func TestOutputsKeepEveryByteThoughPublishesFail(t *testing.T) {
 				waitFor(t, ample, "the mark", func() bool { return s.mustCount(t, unpublished) == 0 })
 				// Each failure is followed by a redelivery, which hands out all of them.
 				for range failures {
-					if duplicate := <-duplicates; duplicate.Outputs != len(payloads) {
+					if duplicate := receive(t, "a duplicate", duplicates); duplicate.Outputs != len(payloads) {
 						t.Errorf("a duplicate handed out %d messages", duplicate.Outputs)
 					}
 				}
 				calls := published.calls.Load()
 				deliver()
-				if duplicate := <-duplicates; duplicate.Outputs != 0 {
+				if duplicate := receive(t, "a duplicate", duplicates); duplicate.Outputs != 0 {
 					t.Errorf("a duplicate handed out %d messages that were published", duplicate.Outputs)
 				}
 				if runs.Load() != 1 || published.calls.Load() != calls || published.failures.Load() >= 0 {

@@ -296,6 +296,18 @@ func waitFor(t *testing.T, timeout time.Duration, what string, done func() bool)
 	}
 }
 
+// receive waits for a value.
+func receive[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(ample):
+		t.Fatalf("%s: not within %s", what, ample)
+		panic("unreachable")
+	}
+}
+
 // seeded returns a source of random numbers whose seed is in the log.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
