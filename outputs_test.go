@@ -203,6 +203,35 @@ func TestMarkingSurvivesAStoreThatFails(t *testing.T) {
 	})
 }
 
+// TestMarkingGoesOnSoonAfterALostConnection: what a process that dies had not marked stays stranded.
+func TestMarkingGoesOnSoonAfterALostConnection(t *testing.T) {
+	t.Parallel()
+	for failures, within := range map[int]time.Duration{1: 250 * time.Millisecond, 8: 10 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			store := newFakeStore()
+			attempts := 0
+			store.onMark = func() error {
+				if attempts++; attempts <= failures {
+					return errors.New("connection lost")
+				}
+				return nil
+			}
+			dedup := newDeduplicator(t, store)
+			msg := newMessage("id")
+			if _, err := dedup.Middleware(produce(1))(msg); err != nil {
+				t.Fatal(err)
+			}
+			msg.Ack()
+			time.Sleep(within)
+			synctest.Wait()
+			if len(store.marked) != 1 || attempts != failures+1 {
+				t.Errorf("%d failures: %d marked after %s and %d attempts", failures, len(store.marked), within, attempts)
+			}
+			closeDeduplicator(t, dedup)
+		})
+	}
+}
+
 func TestMarkerForgetsMessagesThatAreNeverSettled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -18,8 +18,9 @@ const (
 	// markBatchSize is how many keys are marked in one call of the store.
 	markBatchSize = 200
 
-	// failedMarkInterval is the pause after the store failed.
-	failedMarkInterval = 2 * time.Second
+	// maxMarkInterval is the longest pause after the store failed. The first ones are shorter: after a lost connection the
+	// next one will do, and what a process that dies has not marked is published again.
+	maxMarkInterval = 2 * time.Second
 
 	// A message that was handed to the router and is settled neither this long after its context ended nor this long
 	// at all never will be. What stays unmarked is published again by the next duplicate.
@@ -90,14 +91,14 @@ func (p *publishedMarker) run(ctx context.Context, run *markerRun) {
 			timer.Stop()
 			return
 		}
-		interval = markInterval
 		for keys := p.collect(); len(keys) > 0; keys = p.collect() {
 			if err := p.mark(ctx, keys); err != nil {
+				interval = min(2*interval, maxMarkInterval)
 				p.logger.Error("Marking outputs as published failed; trying again", err,
-					watermill.LogFields{"retry_interval": failedMarkInterval.String()})
-				interval = failedMarkInterval
+					watermill.LogFields{"retry_interval": interval.String()})
 				break
 			}
+			interval = markInterval
 		}
 	}
 }
