@@ -243,10 +243,13 @@ func claimOften(ctx context.Context, h *Harness, claim inbox.Claim) (processed i
 	return processed, nil
 }
 
+// forgetter is a store that forgets single keys.
+type forgetter interface {
+	Forget(ctx context.Context, key inbox.Key) error
+}
+
 func forgetsKeys(ctx context.Context, h *Harness) error {
-	store, ok := h.Store.(interface {
-		Forget(ctx context.Context, key inbox.Key) error
-	})
+	store, ok := h.Store.(forgetter)
 	if !ok {
 		return skip("the store has no Forget")
 	}

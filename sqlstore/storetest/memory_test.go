@@ -52,6 +52,8 @@ type faults struct {
 	interrupts         bool // a failing write undoes the ones before it
 	meddles            bool // with the session's setting
 	aliases            bool // keeps the messages that it is given
+	keepsFailedOutputs bool // for the next record of the key
+	keepsOutputs       bool // of forgotten keys, likewise
 	deletesPending     bool
 	deletesHeld        bool
 	deletesAfterClaims bool // waits for all of them
@@ -70,6 +72,7 @@ type memory struct {
 	tables      map[string]map[inbox.Key]*memoryRow // nil: not created
 	creating    map[string]bool
 	effects     []string
+	outputs     map[inbox.Key][]*message.Message // kept beside the records
 	waiting     int
 	inUse       int
 	lockTimeout time.Duration
@@ -90,6 +93,7 @@ type memoryStore struct {
 
 func newMemoryStore() *memoryStore {
 	db := &memory{tables: map[string]map[inbox.Key]*memoryRow{"inbox": {}}, creating: map[string]bool{}, lockTimeout: time.Minute}
+	db.outputs = map[inbox.Key][]*message.Message{}
 	db.changed = sync.NewCond(&db.mu)
 	return &memoryStore{db: db, table: "inbox"}
 }
@@ -330,6 +334,9 @@ func (tx *memoryTx) Commit(ctx context.Context, outputs []*message.Message) erro
 	s := tx.store
 	s.db.mu.Lock()
 	defer s.db.mu.Unlock()
+	if s.keepsFailedOutputs {
+		s.db.outputs[tx.key] = append(s.db.outputs[tx.key], s.copies(outputs)...)
+	}
 	switch {
 	case tx.ended:
 		return errors.New("commit: the transaction is over")
@@ -363,6 +370,15 @@ func (tx *memoryTx) Commit(ctx context.Context, outputs []*message.Message) erro
 	kept := s.copies(outputs)
 	if s.outputs != nil {
 		kept = s.outputs(kept)
+	}
+	if s.keepsOutputs {
+		s.db.outputs[tx.key] = append(s.db.outputs[tx.key], kept...)
+	}
+	if s.keepsOutputs || s.keepsFailedOutputs {
+		kept = s.db.outputs[tx.key]
+	}
+	if s.keepsFailedOutputs {
+		delete(s.db.outputs, tx.key)
 	}
 	rows, _ := s.rows()
 	rows[tx.key] = &memoryRow{record: inbox.Record{

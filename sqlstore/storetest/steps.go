@@ -76,6 +76,19 @@ func recorded(ctx context.Context, store inbox.Store, claim inbox.Claim) (*inbox
 	return record, nil
 }
 
+// isRecorded reports whether a key has a record.
+func isRecorded(ctx context.Context, store inbox.Store, claim inbox.Claim) (bool, error) {
+	tx, err := begin(ctx, store, claim)
+	if err != nil {
+		return false, fmt.Errorf("begin %q: %w", claim.Key, err)
+	}
+	found := tx.Recorded() != nil
+	if err := tx.Rollback(ctx); err != nil {
+		return false, fmt.Errorf("rollback: %w", err)
+	}
+	return found, nil
+}
+
 // unclaimed checks that a key can be claimed.
 func unclaimed(ctx context.Context, store inbox.Store, claim inbox.Claim) error {
 	tx, err := own(ctx, store, claim)
@@ -88,13 +101,8 @@ func unclaimed(ctx context.Context, store inbox.Store, claim inbox.Claim) error 
 // together checks that a claim and the effect called as its ID are both there or both not, and tells which.
 func together(ctx context.Context, h *Harness, claim inbox.Claim) (committed bool, err error) {
 	// First the claim, which waits for a transaction that the server is still about to end.
-	tx, err := begin(ctx, h.Store, claim)
-	if err != nil {
-		return false, fmt.Errorf("begin %q: %w", claim.Key, err)
-	}
-	committed = tx.Recorded() != nil
-	if err := tx.Rollback(ctx); err != nil {
-		return false, fmt.Errorf("rollback: %w", err)
+	if committed, err = isRecorded(ctx, h.Store, claim); err != nil {
+		return false, err
 	}
 	effects, err := h.Effects(ctx)
 	if err != nil {

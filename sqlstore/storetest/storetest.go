@@ -35,20 +35,21 @@
 //  25. FingerprintIsKept: a record has the fingerprint of the claim that was committed, or none.
 //  26. AnyPayloadIsStored: a claim with a message is never refused for its payload or metadata.
 //  27. OutputsAreKept: a record has its outputs, in order and byte for byte, with metadata that is not nil.
-//  28. OutputsAreMarked: marked outputs are gone, those of others stay. For an [inbox.OutputsMarker].
-//  29. DeletesByAge: no record is deleted before it was there for the age, and every one some time afterwards. For a store
+//  28. OutputsGoWithTheirRecord: the outputs of a commit that failed, or of a key that was forgotten, are in no later record.
+//  29. OutputsAreMarked: marked outputs are gone, those of others stay. For an [inbox.OutputsMarker].
+//  30. DeletesByAge: no record is deleted before it was there for the age, and every one some time afterwards. For a store
 //     with DeleteExpired, as the next three.
-//  30. DeletesInBatches: deletion keeps to its limit and counts.
-//  31. DeletesNoUnpublishedOutputs: records with outputs stay until the outputs are marked.
-//  32. DeletesBesideClaims: deletion neither waits for claims, nor releases them, nor lets a key be processed twice.
-//  33. ForgetsKeys: a forgotten key can be claimed. For a store with Forget.
-//  34. StoresShareClaims: two stores on one table are one inbox.
-//  35. TablesAreIndependent: two tables are two inboxes. For a store with InitializeSchema, as the next one.
-//  36. CreatesItsSchema: InitializeSchema works many times at once, and leaves a table that is there as it is.
-//  37. ClassifiesErrors: plain errors and ErrInFlight are not transient. For an [inbox.TransientClassifier], as the next one.
-//  38. ClassifiesWrappedErrors: a transient error is transient in whatever it is wrapped.
-//  39. LeavesNoConnection: after all ways that a delivery can end, no connection is in use.
-//  40. LeavesNoGoroutine: nor is there a goroutine.
+//  31. DeletesInBatches: deletion keeps to its limit and counts.
+//  32. DeletesNoUnpublishedOutputs: records with outputs stay until the outputs are marked.
+//  33. DeletesBesideClaims: deletion neither waits for claims, nor releases them, nor lets a key be processed twice.
+//  34. ForgetsKeys: a forgotten key can be claimed. For a store with Forget.
+//  35. StoresShareClaims: two stores on one table are one inbox.
+//  36. TablesAreIndependent: two tables are two inboxes. For a store with InitializeSchema, as the next one.
+//  37. CreatesItsSchema: InitializeSchema works many times at once, and leaves a table that is there as it is.
+//  38. ClassifiesErrors: plain errors and ErrInFlight are not transient. For an [inbox.TransientClassifier], as the next one.
+//  39. ClassifiesWrappedErrors: a transient error is transient in whatever it is wrapped.
+//  40. LeavesNoConnection: after all ways that a delivery can end, no connection is in use.
+//  41. LeavesNoGoroutine: nor is there a goroutine.
 package storetest
 
 import (
@@ -151,6 +152,7 @@ var checks = []check{
 	{name: "FingerprintIsKept", run: fingerprintIsKept},
 	{name: "AnyPayloadIsStored", run: anyPayloadIsStored},
 	{name: "OutputsAreKept", run: outputsAreKept},
+	{name: "OutputsGoWithTheirRecord", run: outputsGoWithTheirRecord},
 	{name: "OutputsAreMarked", run: outputsAreMarked},
 	{name: "DeletesByAge", run: deletesByAge},
 	{name: "DeletesInBatches", run: deletesInBatches},

@@ -35,7 +35,7 @@ var brokenStores = []struct {
 		"EffectsComeWithTheClaim RollbackIsIdempotent ConcurrentClaimsRunOnce WaiterSkipsAfterCommit " +
 		"WaitIsBounded WaitLeavesTheSessionAlone KeysAreExact KeysOfAnyBytes CancelledInTheHandler " +
 		"CancelledAnywhere TransactionOutlivesBegin RecordTellsTimes FingerprintIsKept OutputsAreKept " +
-		"OutputsAreMarked DeletesByAge DeletesInBatches DeletesNoUnpublishedOutputs DeletesBesideClaims " +
+		"OutputsGoWithTheirRecord OutputsAreMarked DeletesByAge DeletesInBatches DeletesNoUnpublishedOutputs DeletesBesideClaims " +
 		"ForgetsKeys StoresShareClaims CreatesItsSchema LeavesNoConnection LeavesNoGoroutine"},
 	{"shows effects before the commit", func(f *faults) { f.shows = true }, "EffectsComeWithTheClaim", "" +
 		"RollbackReleasesClaim RollbackWithEndedContext LostConnectionReleasesClaim CommitProvesTheClaim " +
@@ -51,8 +51,8 @@ var brokenStores = []struct {
 	{"fails the second rollback", func(f *faults) { f.failsTwice = true }, "RollbackIsIdempotent", "" +
 		"RollbackWithEndedContext LostConnectionReleasesClaim CommitProvesTheClaim ConcurrentClaimsRunOnce " +
 		"WaitIsBounded WaitLeavesTheSessionAlone CancelledInTheHandler CancelledAnywhere " +
-		"CommitWithEndedContext NativeIsDeadAfterwards DeletesBesideClaims LeavesNoConnection " +
-		"LeavesNoGoroutine"},
+		"CommitWithEndedContext NativeIsDeadAfterwards OutputsGoWithTheirRecord DeletesBesideClaims " +
+		"LeavesNoConnection LeavesNoGoroutine"},
 	{"undoes commits", func(f *faults) { f.undoesCommits = true }, "RollbackIsIdempotent", "" +
 		"ConcurrentClaimsRunOnce WaitIsBounded WaitLeavesTheSessionAlone CancelledInTheHandler " +
 		"CancelledAnywhere DeletesBesideClaims LeavesNoConnection LeavesNoGoroutine"},
@@ -91,10 +91,11 @@ var brokenStores = []struct {
 	{"ignores consumers", func(f *faults) {
 		f.key = func(key inbox.Key) inbox.Key { return inbox.Key{MessageID: key.MessageID} }
 	}, "ConsumersAreIndependent", "" +
-		"KeysOfAnyBytes OutputsAreMarked DeletesNoUnpublishedOutputs ForgetsKeys"},
+		"KeysOfAnyBytes OutputsGoWithTheirRecord OutputsAreMarked DeletesNoUnpublishedOutputs ForgetsKeys"},
 	{"joins consumer and ID", func(f *faults) {
 		f.key = func(key inbox.Key) inbox.Key { return inbox.Key{MessageID: key.Consumer + key.MessageID} }
-	}, "ConsumersAreIndependent", "OutputsAreMarked DeletesNoUnpublishedOutputs ForgetsKeys"},
+	}, "ConsumersAreIndependent", "" +
+		"OutputsGoWithTheirRecord OutputsAreMarked DeletesNoUnpublishedOutputs ForgetsKeys"},
 	{"begins for nobody", func(f *faults) {
 		f.begins = func(ctx context.Context, _ *inbox.Claim) context.Context { return context.WithoutCancel(ctx) }
 	}, "CancelledBeforeBegin", "CancelledWhileWaiting LeavesNoConnection LeavesNoGoroutine"},
@@ -185,15 +186,20 @@ var brokenStores = []struct {
 		f.outputs = eachOutput(func(msg *message.Message) { msg.UUID = strings.ToLower(msg.UUID) })
 	}, "OutputsAreKept", ""},
 	{"keeps messages that are others'", func(f *faults) { f.aliases = true }, "OutputsAreKept", ""},
+	{"keeps outputs of commits that fail", func(f *faults) { f.keepsFailedOutputs = true }, "OutputsGoWithTheirRecord", ""},
+	{"keeps outputs of what is forgotten", func(f *faults) { f.keepsOutputs = true }, "OutputsGoWithTheirRecord", ""},
 	{"marks everything", func(f *faults) {
 		f.marks = func([]inbox.Key, inbox.Key) bool { return true }
 	}, "OutputsAreMarked", ""},
 	{"marks nothing", func(f *faults) {
 		f.marks = func([]inbox.Key, inbox.Key) bool { return false }
 	}, "OutputsAreMarked", "DeletesNoUnpublishedOutputs"},
-	{"marks the first keys only", func(f *faults) {
+	{"marks the first batch only", func(f *faults) {
 		f.marks = func(marked []inbox.Key, key inbox.Key) bool {
-			return slices.Contains(marked[:min(len(marked), 100)], key)
+			sorted := slices.SortedFunc(slices.Values(marked), func(a, b inbox.Key) int {
+				return strings.Compare(a.MessageID, b.MessageID)
+			})
+			return slices.Contains(sorted[:min(len(sorted), 200)], key)
 		}
 	}, "OutputsAreMarked", ""},
 	{"marks other consumers' outputs", func(f *faults) {
@@ -224,7 +230,7 @@ var brokenStores = []struct {
 	{"waits with deletions for claims", func(f *faults) { f.deletesAfterClaims = true }, "DeletesBesideClaims", ""},
 	{"forgets nothing", func(f *faults) {
 		f.forgets = func(inbox.Key, inbox.Key) bool { return false }
-	}, "ForgetsKeys", ""},
+	}, "ForgetsKeys", "OutputsGoWithTheirRecord"},
 	{"forgets everything", func(f *faults) {
 		f.forgets = func(inbox.Key, inbox.Key) bool { return true }
 	}, "ForgetsKeys", ""},
