@@ -363,9 +363,10 @@ func (tx *memoryTx) Commit(ctx context.Context, outputs []*message.Message) erro
 	s.db.mu.Unlock()
 	s.pause(ctx)
 	s.db.mu.Lock()
-	if ctx.Err() != nil && !s.commitsHalf {
+	ended := ctx.Err() // once, since it may end at any moment, and the commit is not to be torn
+	if ended != nil && !s.commitsHalf {
 		tx.undo()
-		return fmt.Errorf("commit: %w", ctx.Err())
+		return fmt.Errorf("commit: %w", ended)
 	}
 	kept := s.copies(outputs)
 	if s.outputs != nil {
@@ -384,7 +385,7 @@ func (tx *memoryTx) Commit(ctx context.Context, outputs []*message.Message) erro
 	rows[tx.key] = &memoryRow{record: inbox.Record{
 		ReceivedAt: tx.began, ProcessedAt: time.Now(), Fingerprint: bytes.Clone(tx.claim.Fingerprint), Outputs: kept,
 	}}
-	if ctx.Err() == nil {
+	if ended == nil {
 		s.db.effects = append(s.db.effects, tx.effects...)
 	}
 	tx.end()
