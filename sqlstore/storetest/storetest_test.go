@@ -375,6 +375,20 @@ func TestSkipsSayWhy(t *testing.T) {
 	})
 }
 
+func TestWantedEffectsStayAsTheyAre(t *testing.T) {
+	t.Parallel()
+	effects, want := []string{"b", "a"}, []string{"b", "a"}
+	h := &Harness{Effects: func(context.Context) ([]string, error) { return effects, nil }}
+	if err := wantEffects(t.Context(), h, want...); err != nil {
+		t.Fatal(err)
+	}
+	for _, shared := range [][]string{effects, want} { // with the checks of other targets, which run at the same time
+		if shared[0] != "b" {
+			t.Errorf("sorted in place: %q", shared)
+		}
+	}
+}
+
 func TestHangsAndPanicsFail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
