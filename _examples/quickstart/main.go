@@ -6,13 +6,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"text/tabwriter"
 
@@ -38,20 +38,22 @@ type counters struct {
 
 func main() {
 	log.SetFlags(0)
+	seed := flag.Uint64("seed", 1, "the same seed, the same misfortunes")
+	flag.Parse()
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "\tdeliveries\thandler runs\tduplicates skipped\tstock expected\tstock found\t")
 	exact := false
 	for _, withInbox := range []bool{false, true} {
-		var c counters
-		found, err := run(withInbox, &c)
-		if err != nil {
-			log.Fatal(err)
-		}
-		exact = found == stock-orders
 		name, verdict := "without the inbox", "wrong"
 		if withInbox {
 			name = "with the inbox"
 		}
+		var c counters
+		found, err := run(withInbox, &c, misfortune{rand.New(rand.NewPCG(*seed, 0)), name})
+		if err != nil {
+			log.Fatal(err)
+		}
+		exact = found == stock-orders
 		if exact {
 			verdict = "exact"
 		}
@@ -65,7 +67,7 @@ func main() {
 }
 
 // run processes all orders on a new database, and returns what is left in stock.
-func run(withInbox bool, c *counters) (found int, err error) {
+func run(withInbox bool, c *counters, m misfortune) (found int, err error) {
 	dir, err := os.MkdirTemp("", "inbox-quickstart-")
 	if err != nil {
 		return 0, err
@@ -112,7 +114,7 @@ func run(withInbox bool, c *counters) (found int, err error) {
 		if _, err := exec.ExecContext(msg.Context(), "UPDATE stock SET pieces = pieces - 1"); err != nil {
 			return err
 		}
-		return misfortune()
+		return m.strike()
 	})
 	go func() {
 		if err := router.Run(context.Background()); err != nil {
@@ -121,7 +123,7 @@ func run(withInbox bool, c *counters) (found int, err error) {
 	}()
 	<-router.Running()
 
-	if err := publish(broker); err != nil {
+	if err := m.publish(broker); err != nil {
 		return 0, err
 	}
 	if err := router.Close(); err != nil {
@@ -130,9 +132,15 @@ func run(withInbox bool, c *counters) (found int, err error) {
 	return found, db.QueryRow("SELECT pieces FROM stock").Scan(&found)
 }
 
-// misfortune strikes handlers after they did their work, where it hurts.
-func misfortune() error {
-	switch rand.N(10) {
+// misfortune is what happens to a run. It is drawn one at a time, since a publish waits until the order is acknowledged.
+type misfortune struct {
+	*rand.Rand
+	run string
+}
+
+// strike hits handlers after they did their work, where it hurts.
+func (m misfortune) strike() error {
+	switch m.IntN(10) {
 	case 0:
 		return errors.New("the handler failed")
 	case 1:
@@ -142,26 +150,26 @@ func misfortune() error {
 }
 
 // publish publishes every order, and some of them up to three times at once. What is not acknowledged is delivered again.
-func publish(broker message.Publisher) error {
+func (m misfortune) publish(broker message.Publisher) error {
 	terminal := isTerminal()
 	for i := range orders {
-		var copies sync.WaitGroup
-		var failed atomic.Pointer[error]
-		for range 1 + rand.N(3) {
-			copies.Go(func() {
-				msg := message.NewMessage("order-"+strconv.Itoa(i), []byte(`{"pieces": 1}`))
-				if err := broker.Publish("orders", msg); err != nil {
-					failed.Store(&err)
-				}
-			})
+		copies := make(chan error, 1+m.IntN(3))
+		for range cap(copies) {
+			go func() {
+				copies <- broker.Publish("orders", message.NewMessage("order-"+strconv.Itoa(i), []byte(`{"pieces": 1}`)))
+			}()
 		}
-		copies.Wait()
-		if err := failed.Load(); err != nil {
-			return *err
+		for range cap(copies) {
+			if err := <-copies; err != nil {
+				return err
+			}
 		}
 		if terminal {
-			fmt.Printf("\r%d of %d orders\r", i+1, orders)
+			fmt.Printf("\r%s: %d of %d orders\033[K\r", m.run, i+1, orders)
 		}
+	}
+	if terminal {
+		fmt.Print("\033[K")
 	}
 	return nil
 }
