@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -56,7 +57,8 @@ func run(ctx context.Context) error {
 	if err := store.InitializeSchema(ctx); err != nil {
 		return err
 	}
-	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store})
+	ledger := &progress{booked: make(chan struct{}, orders)}
+	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store, Observer: ledger})
 	if err != nil {
 		return err
 	}
@@ -68,7 +70,8 @@ func run(ctx context.Context) error {
 	}
 	router.AddMiddleware(middleware.Recoverer, dedup.Middleware)
 
-	router.AddHandler("pay", "orders", broker, "payments", unreliable{broker},
+	flaky := &unreliable{Publisher: broker}
+	router.AddHandler("pay", "orders", broker, "payments", flaky,
 		func(msg *message.Message) ([]*message.Message, error) {
 			ctx := msg.Context()
 			if _, err := store.Executor(ctx).ExecContext(ctx, "INSERT INTO payments VALUES (?)", string(msg.Payload)); err != nil {
@@ -76,11 +79,9 @@ func run(ctx context.Context) error {
 			}
 			return []*message.Message{message.NewMessage(watermill.NewUUID(), msg.Payload)}, nil
 		})
-	done := make(chan struct{}, orders)
 	router.AddConsumerHandler("book", "payments", broker, func(msg *message.Message) error {
 		ctx := msg.Context()
 		_, err := store.Executor(ctx).ExecContext(ctx, "INSERT INTO ledger VALUES (?)", string(msg.Payload))
-		done <- struct{}{}
 		return err
 	})
 	go func() {
@@ -97,7 +98,7 @@ func run(ctx context.Context) error {
 		}
 	}
 	for range orders {
-		<-done
+		<-ledger.booked
 	}
 	if err := router.Close(); err != nil {
 		return err
@@ -108,28 +109,54 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	var payments, ledger, distinct int
+	var payments, entries, distinct int
 	row := db.QueryRow("SELECT (SELECT count(*) FROM payments), count(*), count(DISTINCT id) FROM ledger")
-	if err := row.Scan(&payments, &ledger, &distinct); err != nil {
+	if err := row.Scan(&payments, &entries, &distinct); err != nil {
 		return err
 	}
-	fmt.Printf("%d orders, %d payments, %d entries in the ledger, %d of them different\n", orders, payments, ledger, distinct)
-	if payments != orders || ledger != orders || distinct != orders {
+	fmt.Printf("orders     %d, each published twice\n", orders)
+	fmt.Printf("publishes  %d failed, %d of them after the payment had been published\n", flaky.failed.Load(), flaky.late.Load())
+	fmt.Printf("duplicates %d skipped\n", ledger.duplicates.Load())
+	fmt.Printf("payments   %d\n", payments)
+	fmt.Printf("ledger     %d entries, %d of them different\n", entries, distinct)
+	if payments != orders || entries != orders || distinct != orders {
 		return errors.New("the ledger is not exact")
 	}
 	return nil
 }
 
-// unreliable is a publisher that fails half of the time: before it published, or after.
-type unreliable struct{ message.Publisher }
+// progress is told of every delivery.
+type progress struct {
+	booked     chan struct{}
+	duplicates atomic.Int64
+}
 
-func (u unreliable) Publish(topic string, messages ...*message.Message) error {
-	failure := errors.New("publishing failed")
-	switch rand.N(4) {
-	case 0:
-		return failure
-	case 1:
-		return errors.Join(u.Publisher.Publish(topic, messages...), failure)
+func (p *progress) ObserveDelivery(delivery inbox.DeliveryEvent) {
+	switch {
+	case delivery.Outcome == inbox.Duplicate:
+		p.duplicates.Add(1)
+	case delivery.Outcome == inbox.Processed && delivery.Key.Consumer == "book":
+		p.booked <- struct{}{}
 	}
-	return u.Publisher.Publish(topic, messages...)
+}
+
+// unreliable is a publisher that fails half of the time: before it published, or after.
+type unreliable struct {
+	message.Publisher
+	failed, late atomic.Int64
+}
+
+func (u *unreliable) Publish(topic string, messages ...*message.Message) error {
+	luck := rand.N(4)
+	if luck == 0 {
+		u.failed.Add(1)
+		return errors.New("publishing failed")
+	}
+	err := u.Publisher.Publish(topic, messages...)
+	if luck == 1 && err == nil {
+		u.failed.Add(1)
+		u.late.Add(1)
+		return errors.New("the broker did not confirm")
+	}
+	return err
 }
