@@ -34,4 +34,9 @@
 //
 // The inbox is the innermost: PoisonQueueWithFilter with [Deduplicator.ShouldPoison], Retry with ResetContextOnRetry, Timeout,
 // Recoverer, inbox.
+//
+// Timeout leaves an ended context on the message, and PoisonQueue publishes the message with the context that it has.
+// Publishers that look at it (those of RabbitMQ, Redis and SQL do) refuse, the message is delivered again for ever, and the
+// router does not log that, as it logs no error that wraps context.Canceled. Put a middleware that restores the message's
+// context between the two, as the example of [Deduplicator.ShouldPoison] does.
 package inbox

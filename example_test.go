@@ -90,6 +90,16 @@ func ExampleDeduplicator_Middleware() {
 	// Output: in stock: 9
 }
 
+// keepContext gives the message its context back. Timeout leaves an ended one on it, and with that one RabbitMQ's publisher,
+// among others, refuses to publish the message to the poison queue.
+func keepContext(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		ctx := msg.Context()
+		defer func() { msg.SetContext(ctx) }()
+		return h(msg)
+	}
+}
+
 // The recommended stack of middleware: a message that cannot be processed is tried again, then poisoned, and leaves
 // nothing behind in the database.
 func ExampleDeduplicator_ShouldPoison() {
@@ -107,7 +117,8 @@ func ExampleDeduplicator_ShouldPoison() {
 		log.Fatal(err)
 	}
 	retry := middleware.Retry{MaxRetries: 2, InitialInterval: time.Millisecond, ResetContextOnRetry: true}
-	router.AddMiddleware(poison, retry.Middleware, middleware.Timeout(10*time.Second), middleware.Recoverer, dedup.Middleware)
+	router.AddMiddleware(
+		poison, keepContext, retry.Middleware, middleware.Timeout(10*time.Second), middleware.Recoverer, dedup.Middleware)
 
 	router.AddConsumerHandler("take_from_stock", "orders", broker, func(msg *message.Message) error {
 		fmt.Println("taking a piece for", msg.UUID)
@@ -163,6 +174,105 @@ func ExampleDeduplicator_Process() {
 	// processed
 	// seen before
 	// in stock: 9
+}
+
+// What a handler writes through its transaction is committed together with the record of the message, or not at all.
+func ExampleTxFromContext() {
+	db, store, closeShop := openShop()
+	defer closeShop()
+	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store, Consumer: "take_from_stock"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	healthy := false
+	handler := dedup.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		tx, ok := inbox.TxFromContext[*sql.Tx](msg.Context()) // pgx.Tx with package pgxstore
+		if !ok {
+			return nil, errors.New("not behind the inbox")
+		}
+		if _, err := tx.ExecContext(msg.Context(), "UPDATE stock SET pieces = pieces - 1"); err != nil {
+			return nil, err
+		}
+		if !healthy {
+			return nil, errors.New("the printer is out of paper")
+		}
+		return nil, nil
+	})
+	msg := message.NewMessage("order-1", nil)
+	_, err = handler(msg)
+	fmt.Println("first delivery:", err)
+	printStock(db)
+
+	healthy = true
+	_, err = handler(msg)
+	fmt.Println("second delivery:", err)
+	printStock(db)
+	// Output:
+	// first delivery: the printer is out of paper
+	// in stock: 10
+	// second delivery: <nil>
+	// in stock: 9
+}
+
+// Publishing what the handler returned fails. The redelivery does not run the handler, and returns the same message.
+func ExampleOutputMode() {
+	_, store, closeShop := openShop()
+	defer closeShop()
+	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store, Consumer: "pay", Outputs: inbox.OutputsReplay}) // the default
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := dedup.Middleware(func(*message.Message) ([]*message.Message, error) {
+		fmt.Println("paying")
+		return []*message.Message{message.NewMessage("payment-1", []byte("10 EUR"))}, nil
+	})
+	deliver := func() *message.Message {
+		msg := message.NewMessage("order-1", nil)
+		outputs, err := handler(msg)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, output := range outputs {
+			fmt.Printf("to be published: %s %s\n", output.UUID, output.Payload)
+		}
+		return msg
+	}
+	deliver().Nack() // by the router, after its publish failed
+	deliver().Ack()  // by the router, after its publish
+	deliver()
+
+	if err := dedup.Close(context.Background()); err != nil { // writes down that it was published
+		log.Fatal(err)
+	}
+	// Output:
+	// paying
+	// to be published: payment-1 10 EUR
+	// to be published: payment-1 10 EUR
+}
+
+// Duplicates are skipped, and reported.
+func ExampleConfig_onDuplicate() {
+	_, store, closeShop := openShop()
+	defer closeShop()
+	dedup, err := inbox.NewDeduplicator(inbox.Config{
+		Store:    store,
+		Consumer: "take_from_stock",
+		OnDuplicate: func(p inbox.OnDuplicateParams) {
+			fmt.Printf("%s skipped %s: processed %t\n", p.Key.Consumer, p.Key.MessageID, !p.ProcessedAt.IsZero())
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := dedup.Middleware(takeOne)
+	for range 3 {
+		if _, err := handler(message.NewMessage("order-1", nil)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// take_from_stock skipped order-1: processed true
+	// take_from_stock skipped order-1: processed true
 }
 
 // The producer gives each copy a UUID of its own, but names the order in the metadata.
