@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"log"
+	"time"
 
-	_ "modernc.org/sqlite"
+	"modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
@@ -66,6 +67,49 @@ func ExampleStore_Executor() {
 	// first delivery: out of stock - orders: 0
 	// second delivery: <nil> - orders: 1
 	// third delivery: inbox: duplicate - orders: 1
+}
+
+// The handler ignores that a statement was interrupted, with which SQLite rolled the transaction back. The guard refuses
+// what follows; without it, the second order would stay for good.
+func ExampleGuard() {
+	ctx := context.Background()
+	connector, err := sqlite.NewConnector(":memory:")
+	if err != nil {
+		log.Fatal(err)
+	}
+	db := sql.OpenDB(sqlstore.Guard(connector))
+	defer db.Close()
+	db.SetMaxOpenConns(1) // a database in memory is gone with its connection
+
+	store, err := sqlstore.New(db, sqlstore.Config{Dialect: sqlstore.SQLite})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := store.InitializeSchema(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := db.ExecContext(ctx, "CREATE TABLE orders (id INTEGER)"); err != nil {
+		log.Fatal(err)
+	}
+	dedup, err := inbox.NewDeduplicator(inbox.Config{Store: store})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	err = dedup.Process(ctx, inbox.Key{Consumer: "orders", MessageID: "3f1c"}, func(ctx context.Context) error {
+		tx := store.Executor(ctx)
+		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		_, _ = tx.ExecContext(short, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) INSERT INTO orders SELECT i FROM n")
+		_, err := tx.ExecContext(ctx, "INSERT INTO orders VALUES (7)")
+		return err
+	})
+	var orders int
+	if err := db.QueryRowContext(ctx, "SELECT count(*) FROM orders").Scan(&orders); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("refused:", err != nil, "- orders:", orders)
+	// Output: refused: true - orders: 0
 }
 
 // Migration tools take the schema as files.

@@ -20,7 +20,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
-	_ "modernc.org/sqlite"
+	"modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
@@ -73,11 +73,12 @@ func run(withInbox bool, c *counters, m misfortune) (found int, err error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "shop.db")+
+	connector, err := sqlite.NewConnector("file:" + filepath.Join(dir, "shop.db") +
 		"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)")
 	if err != nil {
 		return 0, err
 	}
+	db := sql.OpenDB(sqlstore.Guard(connector))
 	defer db.Close()
 	if _, err := db.Exec("CREATE TABLE stock AS SELECT ? AS pieces", stock); err != nil {
 		return 0, err

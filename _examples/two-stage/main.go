@@ -20,7 +20,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
-	_ "modernc.org/sqlite"
+	"modernc.org/sqlite"
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
@@ -41,11 +41,12 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "shop.db")+
+	connector, err := sqlite.NewConnector("file:" + filepath.Join(dir, "shop.db") +
 		"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)")
 	if err != nil {
 		return err
 	}
+	db := sql.OpenDB(sqlstore.Guard(connector))
 	defer db.Close()
 	if _, err := db.Exec("CREATE TABLE payments (id TEXT); CREATE TABLE ledger (id TEXT)"); err != nil {
 		return err
