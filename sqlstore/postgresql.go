@@ -36,16 +36,18 @@ func (postgreSQL) mustSeal(t *Tx) (bool, error) {
 		return true, nil
 	}
 	must := true
-	err := t.conn.Raw(func(driverConn any) error {
-		status, known := transactionStatus(unwrap(driverConn))
-		must = !known
-		switch {
-		case known && status == 'I':
-			return dialect.ErrClaimLost
-		case known && status == 'E':
-			return dialect.ErrAborted
-		}
-		return nil
+	err := t.onConn(func(conn *sql.Conn) error {
+		return conn.Raw(func(driverConn any) error {
+			status, known := transactionStatus(unwrap(driverConn))
+			must = !known
+			switch {
+			case known && status == 'I':
+				return dialect.ErrClaimLost
+			case known && status == 'E':
+				return dialect.ErrAborted
+			}
+			return nil
+		})
 	})
 	return must, err
 }

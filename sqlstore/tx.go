@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -345,7 +346,10 @@ func (t *Tx) release(ctx context.Context, err error) error {
 	if t.store.config.Dialect == SQLite {
 		ctx = context.WithoutCancel(ctx) // it waits for nobody, and closing the connection may drop an in-memory database
 	}
-	_, err = t.conn.ExecContext(ctx, "ROLLBACK")
+	err = t.onConn(func(conn *sql.Conn) error {
+		_, err := conn.ExecContext(ctx, "ROLLBACK")
+		return err
+	})
 	if t.store.config.Dialect == SQLite && dialect.IsNoTransaction(err) {
 		return nil
 	}
@@ -353,8 +357,27 @@ func (t *Tx) release(ctx context.Context, err error) error {
 		return nil
 	}
 	t.lost = ctx.Err() == nil && isConnectionLost(err)
-	_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
+	_ = t.onConn(func(conn *sql.Conn) error {
+		return conn.Raw(func(any) error { return driver.ErrBadConn })
+	})
 	return err
+}
+
+// onConn runs fn, which begins something on the connection. When a context ends, database/sql rolls back on a goroutine of
+// its own, and closes the connection if that fails. A method of sql.Conn that begins at this very moment finds the
+// connection neither open nor closed, and panics with a nil pointer; that is sql.ErrConnDone, as a moment later.
+func (t *Tx) onConn(fn func(conn *sql.Conn) error) (err error) {
+	defer func() {
+		value := recover()
+		if value == nil {
+			return
+		}
+		if _, ok := value.(runtime.Error); !ok || !errors.Is(t.conn.Close(), sql.ErrConnDone) {
+			panic(value)
+		}
+		err = sql.ErrConnDone
+	}()
+	return fn(t.conn)
 }
 
 // isConnectionLost reports whether a statement without a context that ended failed because the connection was closed
