@@ -160,6 +160,7 @@ type Deduplicator struct {
 	classifier TransientClassifier // nil if the store has none
 	explainer  ErrorExplainer      // nil if the store has none
 	inFlight   keyQueue
+	commits    deadlines
 	published  *publishedMarker // nil if the store cannot mark
 }
 
@@ -170,7 +171,7 @@ func NewDeduplicator(config Config) (*Deduplicator, error) {
 	}
 	config.setDefaults()
 
-	d := &Deduplicator{config: config}
+	d := &Deduplicator{config: config, commits: deadlines{timeout: config.CommitTimeout}}
 	d.classifier, _ = config.Store.(TransientClassifier)
 	d.explainer, _ = config.Store.(ErrorExplainer)
 	if marker, ok := config.Store.(OutputsMarker); ok {

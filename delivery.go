@@ -158,7 +158,7 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	}
 
 	r.warnIfSettled()
-	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
+	commitCtx, cancel := r.commits.begin(ctx)
 	defer cancel()
 	err = tx.Commit(commitCtx, outputs)
 	r.event.Commit += time.Since(handled)
@@ -180,7 +180,7 @@ func (r *delivery) run(ctx context.Context) ([]*message.Message, error) {
 }
 
 func (r *delivery) rollback(ctx context.Context, tx Tx) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
+	ctx, cancel := r.commits.begin(ctx)
 	defer cancel()
 	if err := tx.Rollback(ctx); err != nil {
 		r.config.Logger.Error("Rollback failed; the database undoes the transaction when it sees the connection closed",
