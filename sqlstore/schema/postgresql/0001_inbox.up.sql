@@ -2,8 +2,8 @@
 -- payload and metadata are there with Config.StorePayload only; outputs while they were not published.
 -- One row is inserted per message, updated at most twice, and deleted after the retention.
 CREATE TABLE IF NOT EXISTS "inbox" (
-    consumer             text COLLATE "C" NOT NULL CHECK (consumer <> ''),
-    message_id           text COLLATE "C" NOT NULL CHECK (message_id <> ''),
+    consumer             text COLLATE "C" NOT NULL,
+    message_id           text COLLATE "C" NOT NULL,
     received_at          timestamptz      NOT NULL,
     processed_at         timestamptz      NOT NULL,
     fingerprint          bytea,

@@ -2,8 +2,8 @@
 -- A committed row without processed_at was left by a handler that ended its transaction itself.
 -- payload and metadata are there with Config.StorePayload only; outputs while they were not published.
 CREATE TABLE IF NOT EXISTS "inbox" (
-    consumer             TEXT NOT NULL CHECK (consumer <> ''),
-    message_id           TEXT NOT NULL CHECK (message_id <> ''),
+    consumer             TEXT NOT NULL,
+    message_id           TEXT NOT NULL,
     received_at          TEXT NOT NULL,
     processed_at         TEXT,
     fingerprint          BLOB,
