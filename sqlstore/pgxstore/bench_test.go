@@ -27,6 +27,7 @@ const benchRound = 25
 //
 //   - bare: the handler in a transaction of the pool, without deduplication
 //   - inbox: this package; inbox-1KB: with a handler that returns a message of 1 KB
+//   - least: BEGIN and an insert of the ID in one round trip, the handler, COMMIT: without it, nothing is deduplicated
 //   - insert-or-skip: BEGIN, insert the ID, the handler, COMMIT, over pgx
 //   - select-first: BEGIN, look for the ID, insert it, the handler, COMMIT, over database/sql
 //   - duplicate and duplicate-select-first: the same messages once more
@@ -44,6 +45,7 @@ func BenchmarkDelivery(b *testing.B) {
 				{"bare", w.bare},
 				{"inbox", w.inbox(b, "orders", nil)},
 				{"inbox-1KB", w.inbox(b, "orders-1KB", make([]byte, 1024))},
+				{"least", w.least},
 				{"insert-or-skip", w.insertOrSkip},
 				{"select-first", w.selectFirst},
 				{"duplicate", w.inbox(b, "orders", nil)},
@@ -70,6 +72,8 @@ func BenchmarkDelivery(b *testing.B) {
 			}
 			for _, pair := range [][2]string{
 				{"inbox", "bare"},
+				{"least", "bare"},
+				{"inbox", "least"},
 				{"inbox", "insert-or-skip"},
 				{"inbox", "select-first"},
 				{"inbox-1KB", "inbox"},
@@ -89,7 +93,7 @@ type ways struct {
 	pool    *pgxpool.Pool
 	db      *sql.DB
 
-	update, find, insert string
+	update, find, insert, insertLeast string
 }
 
 func newWays(b *testing.B, workers int) *ways {
@@ -104,10 +108,12 @@ func newWays(b *testing.B, workers int) *ways {
 		update:  "UPDATE " + table + "_stock SET quantity = quantity + 1 WHERE worker = $1",
 		find:    "SELECT EXISTS (SELECT FROM " + table + "_by_hand WHERE consumer = $1 AND message_id = $2)",
 		insert:  "INSERT INTO " + table + "_by_hand VALUES ($1, $2, now()) ON CONFLICT DO NOTHING",
+
+		insertLeast: "INSERT INTO " + table + "_least VALUES ($1)",
 	}
 	b.Cleanup(func() {
 		_ = w.db.Close()
-		if _, err := pool.Exec(context.Background(), "DROP TABLE IF EXISTS "+table+"_stock, "+table+"_by_hand"); err != nil {
+		if _, err := pool.Exec(context.Background(), "DROP TABLE IF EXISTS "+table+"_stock, "+table+"_by_hand, "+table+"_least"); err != nil {
 			b.Error(err)
 		}
 	})
@@ -116,6 +122,7 @@ func newWays(b *testing.B, workers int) *ways {
 	exec(b, pool, "CREATE TABLE "+table+"_by_hand (consumer TEXT, message_id TEXT, received_at TIMESTAMPTZ NOT NULL, "+
 		"PRIMARY KEY (consumer, message_id))")
 	exec(b, pool, "CREATE INDEX ON "+table+"_by_hand (received_at)")
+	exec(b, pool, "CREATE TABLE "+table+"_least (message_id TEXT PRIMARY KEY)")
 	return w
 }
 
@@ -181,6 +188,27 @@ func (w *ways) inbox(b *testing.B, consumer string, output []byte) func(ctx cont
 		})(msg)
 		return err
 	}
+}
+
+// least knows no duplicates, no bounded wait, no retention: what any inbox comes to that inserts.
+func (w *ways) least(ctx context.Context, worker int, id string) error {
+	conn, err := w.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{})
+	batch.Queue(w.insertLeast, id)
+	results := conn.SendBatch(ctx, batch)
+	tx := results.Tx()
+	if err := results.Close(); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, w.update, worker); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
 }
 
 // insertOrSkip is what is right to write by hand.
