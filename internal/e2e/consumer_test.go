@@ -21,6 +21,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/outbox"
 )
 
 // consumerVariable holds a consumer that this binary shall be, instead of a test.
@@ -52,6 +53,7 @@ type consumer struct {
 	RabbitMQ string
 	Quorum   bool // queues, instead of classic ones
 	Handlers []string
+	Outbox   bool // for the handlers' outputs, with a relay in the process
 
 	// DieAt is where the process kills itself, unless the file Died is there, which it leaves.
 	DieAt deathPoint
@@ -84,9 +86,16 @@ func (c consumer) run(ctx context.Context) error {
 		return err
 	}
 	defer c.Shop.close()
-	dedup, err := inbox.NewDeduplicator(inbox.Config{
-		Store: c.Shop.store, ShutdownGrace: 5 * time.Second, Logger: watermill.NewStdLogger(false, false),
-	})
+	config := inbox.Config{Store: c.Shop.store, ShutdownGrace: 5 * time.Second, Logger: watermill.NewStdLogger(false, false)}
+	if c.Outbox {
+		publisher, err := outbox.NewPublisher(c.Shop.outbox())
+		if err != nil {
+			return err
+		}
+		config.Outputs, config.Outbox = inbox.OutputsOutbox, publisher
+		go c.relay(ctx)
+	}
+	dedup, err := inbox.NewDeduplicator(config)
 	if err != nil {
 		return err
 	}
@@ -130,6 +139,22 @@ func (c consumer) serve(ctx context.Context, dedup *inbox.Deduplicator) error {
 		}
 	})
 	return router.Run(ctx)
+}
+
+// relay publishes what is in the outbox.
+func (c consumer) relay(ctx context.Context) {
+	publisher, err := amqp.NewPublisher(amqpConfig(c.RabbitMQ), watermill.NopLogger{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	relay, err := outbox.NewRelay(outbox.RelayConfig{
+		Config: c.Shop.outbox(), DB: c.Shop.db, Publisher: mortalPublisher{publisher, c}, BatchSize: 10,
+		Logger: watermill.NewStdLogger(false, false),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = relay.Run(ctx) // nil always
 }
 
 func connect(config amqp.Config) (*amqp.Subscriber, *amqp.Publisher, error) {

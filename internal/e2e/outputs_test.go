@@ -175,16 +175,66 @@ func TestOutputsSurviveADeathAroundTheirPublish(t *testing.T) {
 	}
 }
 
+// TestOutboxSurvivesTheDeathOfItsRelay kills the process that relays, before it publishes a batch, and between the publish
+// and the commit that takes the batch out of the outbox.
+func TestOutboxSurvivesTheDeathOfItsRelay(t *testing.T) {
+	t.Parallel()
+	const n = 50
+	for _, store := range []string{"pgx", "stdlib", "mysql"} {
+		for _, point := range []deathPoint{beforePublish, afterPublish} {
+			t.Run(store+"/"+string(point), func(t *testing.T) {
+				t.Parallel()
+				url := testenv.RabbitMQ(t)
+				s := newShop(t, store)
+				s.createOutbox(t)
+				declare(t, amqpConfig(url), s.queues()...)
+				msgs := orders(seeded(t), 0, n, func(int) int { return 2 })
+				if err := publish(t.Context(), url, s.queues()[0], msgs...); err != nil {
+					t.Fatal(err)
+				}
+				p := newProcess(t, consumer{
+					Shop: *s, RabbitMQ: url, Handlers: []string{"pay", "book"}, Outbox: true,
+					DieAt: point, Died: filepath.Join(t.TempDir(), "died"),
+				})
+				p.start()
+				p.wantSuicide()
+				waitFor(t, ample, "everything that was paid to be in the outbox", func() bool { // some may be committing still
+					waiting := s.mustCount(t, inOutbox)
+					return waiting > 0 && waiting == s.mustCount(t, allPayments)
+				})
+				p.start()
+				waitFor(t, ample, "the ledger", func() bool { return s.mustCount(t, allBookings) == n })
+				waitFor(t, ample, "the outbox", func() bool { return s.mustCount(t, inOutbox) == 0 })
+				drain(t, url, s.queues(), p)
+				wantCounts(t, s, map[string]int{
+					allPayments: n, paidOrders: n, allBookings: n, bookedOrders: n, allRows: 2 * n, unpublished: 0,
+				})
+			})
+		}
+	}
+}
+
 // TestPipelineIsExactThoughBothStagesAreKilled runs orders → payments → ledger, each stage in a process of its own.
 func TestPipelineIsExactThoughBothStagesAreKilled(t *testing.T) {
 	t.Parallel()
+	for _, outbox := range []bool{false, true} {
+		t.Run(fmt.Sprintf("outbox=%t", outbox), func(t *testing.T) {
+			t.Parallel()
+			killBothStages(t, outbox)
+		})
+	}
+}
+
+func killBothStages(t *testing.T, outbox bool) {
+	t.Helper()
 	n := setting(t, "INBOX_E2E_MESSAGES", 1000, strconv.Atoi)
 	random := seeded(t)
 	url := testenv.RabbitMQ(t)
 	s := newShop(t, "pgx")
+	s.createOutbox(t)
 	declare(t, amqpConfig(url), s.queues()...)
 	stages := []*process{
-		newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"pay"}}),
+		newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"pay"}, Outbox: outbox}),
 		newProcess(t, consumer{Shop: *s, RabbitMQ: url, Handlers: []string{"book"}}),
 	}
 	for _, stage := range stages {
@@ -204,6 +254,8 @@ func TestPipelineIsExactThoughBothStagesAreKilled(t *testing.T) {
 	if err := <-published; err != nil {
 		t.Fatal(err)
 	}
+	waitFor(t, ample, "every booking", func() bool { return s.mustCount(t, allBookings) == n })
+	waitFor(t, ample, "the outbox", func() bool { return s.mustCount(t, inOutbox) == 0 })
 	drain(t, url, s.queues(), stages...)
 	wantCounts(t, s, map[string]int{allPayments: n, paidOrders: n, allBookings: n, bookedOrders: n, allRows: 2 * n})
 }

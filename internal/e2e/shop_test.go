@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	watermillsql "github.com/ThreeDotsLabs/watermill-sql/v4/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	_ "github.com/go-sql-driver/mysql"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/watermill-inbox/inbox"
 	"github.com/watermill-inbox/inbox/internal/testenv"
+	"github.com/watermill-inbox/inbox/outbox"
 	"github.com/watermill-inbox/inbox/sqlstore"
 	"github.com/watermill-inbox/inbox/sqlstore/pgxstore"
 )
@@ -42,6 +44,7 @@ type shop struct {
 	count  func(ctx context.Context, query string) (int, error)
 	inUse  func() int // connections
 	setup  func(context.Context) error
+	db     watermillsql.Beginner // of the outbox
 	close  func()
 }
 
@@ -70,7 +73,7 @@ func openShop(t *testing.T, store, dsn string) *shop {
 	}
 	t.Cleanup(func() {
 		if store != "sqlite" { // its file goes with the test's folder
-			if err := s.exec(context.Background(), "DROP TABLE IF EXISTS {inbox}, {effects}, {payments}, {ledger}, {stock}"); err != nil {
+			if err := s.exec(context.Background(), "DROP TABLE IF EXISTS {inbox}, {effects}, {payments}, {ledger}, {stock}, watermill_{outbox}"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -138,6 +141,7 @@ func (s *shop) openPgx(ctx context.Context) error {
 		return n, pool.QueryRow(ctx, s.named(query)).Scan(&n)
 	}
 	s.inUse = func() int { return int(pool.Stat().AcquiredConns()) }
+	s.db = watermillsql.BeginnerFromPgx(pool)
 	return nil
 }
 
@@ -164,6 +168,7 @@ func (s *shop) openSQL(driver string, dialect sqlstore.Dialect) error {
 		return n, db.QueryRowContext(ctx, s.named(query)).Scan(&n)
 	}
 	s.inUse = func() int { return db.Stats().InUse }
+	s.db = watermillsql.BeginnerFromStdSQL(db)
 	return nil
 }
 
@@ -188,6 +193,22 @@ func (s *shop) takeFromStock(msg *message.Message) error {
 		s.exec(msg.Context(), "INSERT INTO {effects} VALUES ('"+string(msg.Payload)+"')"),
 		s.exec(msg.Context(), "UPDATE {stock} SET pieces = pieces - 1"),
 	)
+}
+
+// outbox is where the outbox of the shop is.
+func (s *shop) outbox() outbox.Config {
+	config := outbox.Config{Dialect: sqlstore.PostgreSQL, Topic: s.Prefix + "outbox"}
+	if s.Store == "mysql" {
+		config.Dialect = sqlstore.MySQL
+	}
+	return config
+}
+
+func (s *shop) createOutbox(t *testing.T) {
+	t.Helper()
+	if err := outbox.InitializeSchema(t.Context(), s.db, s.outbox()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // pay and book are the stages of a pipeline.
@@ -260,10 +281,11 @@ func wantCounts(t *testing.T, s *shop, want map[string]int) {
 // ample is how long anything may take on a busy machine.
 const ample = 2 * time.Minute
 
-// The inbox's rows, those with outputs that are not known to be published, and the handlers' effects.
+// The inbox's rows, those with outputs that are not known to be published, the outbox's rows, and the handlers' effects.
 const (
 	allRows         = "SELECT count(*) FROM {inbox}"
 	unpublished     = "SELECT count(*) FROM {inbox} WHERE outputs IS NOT NULL"
+	inOutbox        = "SELECT count(*) FROM watermill_{outbox}"
 	taken           = "SELECT -pieces FROM {stock}"
 	allEffects      = "SELECT count(*) FROM {effects}"
 	effectsOfOrders = "SELECT count(DISTINCT id) FROM {effects}"

@@ -12,7 +12,7 @@ import (
 const mariadbUser = `
 CREATE DATABASE IF NOT EXISTS inbox;
 CREATE USER IF NOT EXISTS inbox@'127.0.0.1' IDENTIFIED BY 'inbox';
-GRANT ALL ON *.* TO inbox@'127.0.0.1';
+GRANT ALL ON *.* TO inbox@'127.0.0.1' WITH GRANT OPTION;
 `
 
 // MariaDB starts a MariaDB server with further arguments, such as "--innodb-lock-wait-timeout=5".
