@@ -267,8 +267,8 @@ func (t *table) walBytes(b *testing.B) (bytes int64) {
 	return bytes
 }
 
-// BenchmarkConstantLoad processes messages for a while with a short retention, and says how large the table was in the
-// middle and in the end.
+// BenchmarkConstantLoad processes messages for a while with a short retention, and says how large the table was after each
+// quarter. INBOX_BENCH_ROWS is how many messages: a few minutes of them, for figures that mean something.
 func BenchmarkConstantLoad(b *testing.B) {
 	for _, database := range databases() {
 		b.Run("database="+database.name, func(b *testing.B) {
@@ -284,15 +284,13 @@ func BenchmarkConstantLoad(b *testing.B) {
 				cleaning.Go(func() { _ = cleaner.Run(ctx) })
 				var load load
 				rounds := benchRows(b, 20_000) / benchRound
-				for i := range rounds {
-					load.round(b, table)
-					if i == rounds/2 {
-						b.ReportMetric(float64(table.count(b, table.name)), "rows-middle")
-						b.ReportMetric(table.megabytes(b), "MB-middle")
+				for quarter := range 4 {
+					for range max(rounds/4, 1) {
+						load.round(b, table)
 					}
+					b.ReportMetric(float64(table.count(b, table.name)), fmt.Sprintf("rows-%d/4", quarter+1))
+					b.ReportMetric(table.megabytes(b), fmt.Sprintf("MB-%d/4", quarter+1))
 				}
-				b.ReportMetric(float64(table.count(b, table.name)), "rows-end")
-				b.ReportMetric(table.megabytes(b), "MB-end")
 				b.ReportMetric(load.elapsed.Seconds(), "s")
 				cancel()
 				cleaning.Wait()
