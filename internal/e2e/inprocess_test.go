@@ -69,7 +69,13 @@ type collector struct {
 	msgs []*message.Message
 }
 
+// Publish refuses messages whose context has ended, as brokers' publishers do.
 func (c *collector) Publish(_ string, msgs ...*message.Message) error {
+	for _, msg := range msgs {
+		if err := msg.Context().Err(); err != nil {
+			return err
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.msgs = append(c.msgs, msgs...)

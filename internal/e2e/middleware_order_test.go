@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/internal/testenv"
 )
 
 // TestMiddlewareOrder has the documented outcome of the recommended order, and of others.
@@ -26,10 +27,13 @@ func TestMiddlewareOrder(t *testing.T) {
 	recoverer := middleware.Recoverer
 
 	recommended := func(poison, inbox message.HandlerMiddleware) order {
-		return order{poison, retry, long, recoverer, inbox}
+		return order{poison, keepContext, retry, long, recoverer, inbox}
 	}
 	recommendedShort := func(poison, inbox message.HandlerMiddleware) order {
-		return order{poison, retry, short, recoverer, inbox}
+		return order{poison, keepContext, retry, short, recoverer, inbox}
+	}
+	timeoutInside := func(poison, inbox message.HandlerMiddleware) order {
+		return order{poison, retry, long, recoverer, inbox}
 	}
 	poisonInside := func(poison, inbox message.HandlerMiddleware) order { return order{inbox, poison} }
 	retryInside := func(poison, inbox message.HandlerMiddleware) order { return order{poison, inbox, retry} }
@@ -52,8 +56,14 @@ func TestMiddlewareOrder(t *testing.T) {
 		}
 		return err
 	}
-	panicSixTimes := func(s *shop, run int32, msg *message.Message) error {
+	failSixTimes := func(s *shop, run int32, msg *message.Message) error {
 		if run <= 6 { // twice as often as it is tried
+			return errScripted
+		}
+		return s.takeFromStock(msg)
+	}
+	panicSixTimes := func(s *shop, run int32, msg *message.Message) error {
+		if run <= 6 {
 			panic("scripted")
 		}
 		return s.takeFromStock(msg)
@@ -90,6 +100,8 @@ func TestMiddlewareOrder(t *testing.T) {
 		{name: "recommended, failing once", store: "sqlite", order: recommended, handler: failOnce, deliveries: 1, runs: 2, effects: 1, rows: 1},
 		{name: "recommended, timing out once", store: "sqlite", order: recommendedShort, handler: hangOnce, deliveries: 1, runs: 2, effects: 1, rows: 1},
 		{name: "recommended, aborting", store: "pgx", order: recommended, handler: abort, deliveries: 1, runs: 3, poisoned: 1, logged: "swallowed", replayRuns: 1},
+		// Timeout leaves an ended context on the message, and publishers refuse to publish that.
+		{name: "Timeout inside of PoisonQueue", store: "sqlite", order: timeoutInside, handler: failSixTimes, deliveries: 3, runs: 7, effects: 1, rows: 1},
 		// PoisonQueue hides the error: half the work is committed, and the ID is burnt.
 		{name: "PoisonQueue inside of the inbox", store: "sqlite", order: poisonInside, handler: fail, deliveries: 1, runs: 1, poisoned: 1, effects: 1, rows: 1, replayRuns: 0},
 		// All attempts share one transaction.
@@ -156,4 +168,29 @@ func TestMiddlewareOrder(t *testing.T) {
 			wantCounts(t, s, map[string]int{allEffects: tt.effects + int(tt.replayRuns), allRows: 1})
 		})
 	}
+}
+
+// TestAFailingOrderIsPoisonedOnRabbitMQ sends one through the recommended order, whose publisher is RabbitMQ's.
+func TestAFailingOrderIsPoisonedOnRabbitMQ(t *testing.T) {
+	t.Parallel()
+	url := testenv.RabbitMQ(t)
+	s := newShop(t, "pgx")
+	declare(t, amqpConfig(url), s.queues()...)
+	t.Cleanup(func() { remove(t, url, s.queues()...) })
+	subscriber, publisher, err := connect(amqpConfig(url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	router, err := s.wire(newDeduplicator(t, inbox.Config{Store: s.store}), subscriber, publisher, "take_from_stock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, router)
+	noSQL, order := message.NewMessage("bad", []byte("'")), message.NewMessage("good", []byte("good"))
+	if err := publisher.Publish(s.queues()[0], noSQL, order); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, ample, "the good order", func() bool { return s.mustCount(t, allRows) == 1 })
+	waitFor(t, ample, "the poison queue", func() bool { return inspect(t, url, s.queues()[2]).Messages == 1 })
+	wantCounts(t, s, map[string]int{taken: 1, allEffects: 1, allRows: 1})
 }

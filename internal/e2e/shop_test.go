@@ -237,7 +237,7 @@ func (s *shop) wire(
 		return nil, err
 	}
 	retry := middleware.Retry{MaxRetries: 5, InitialInterval: 50 * time.Millisecond, ResetContextOnRetry: true}
-	router.AddMiddleware(poison, retry.Middleware, middleware.Timeout(20*time.Second), middleware.Recoverer, dedup.Middleware)
+	router.AddMiddleware(poison, keepContext, retry.Middleware, middleware.Timeout(20*time.Second), middleware.Recoverer, dedup.Middleware)
 	for _, handler := range handlers {
 		switch handler {
 		case "take_from_stock":
@@ -251,6 +251,15 @@ func (s *shop) wire(
 		}
 	}
 	return router, nil
+}
+
+// keepContext gives the message its context back. Timeout leaves an ended one on it.
+func keepContext(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		ctx := msg.Context()
+		defer func() { msg.SetContext(ctx) }()
+		return h(msg)
+	}
 }
 
 // queues are the topics of the wiring.
