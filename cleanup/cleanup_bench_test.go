@@ -306,7 +306,7 @@ func (t *table) megabytes(b *testing.B) float64 {
 		postgreSQL.name: "SELECT pg_total_relation_size('{table}')",
 		mariaDB.name: "SELECT file_size FROM information_schema.innodb_sys_tablespaces " +
 			"WHERE name = CONCAT(DATABASE(), '/{table}')",
-		sqlite.name: "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+		sqlite.name: "SELECT sum(pgsize) FROM dbstat WHERE name IN (SELECT name FROM sqlite_schema WHERE tbl_name = '{table}')",
 	}[t.database.name]
 	var bytes sql.NullFloat64
 	if err := t.db.QueryRowContext(b.Context(), strings.ReplaceAll(query, "{table}", t.name)).Scan(&bytes); err != nil {
