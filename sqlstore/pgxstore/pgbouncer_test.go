@@ -12,11 +12,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/watermill-inbox/inbox"
+	"github.com/watermill-inbox/inbox/cleanup"
 	"github.com/watermill-inbox/inbox/internal/testserver"
 )
 
 // TestPgBouncer processes messages over 50 connections to a PgBouncer in transaction mode that has 2 to the server, so
-// that a client is on either of them from transaction to transaction.
+// that a client is on either of them from transaction to transaction. Three cleaners delete old records meanwhile.
 func TestPgBouncer(t *testing.T) {
 	t.Parallel()
 	postgres := started(t, "postgres")(testserver.PostgreSQL())
@@ -37,8 +38,24 @@ func TestPgBouncer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var duplicates atomic.Int64
+			const expired = 3000
+			exec(t, pool, "INSERT INTO "+table+" (consumer, message_id, received_at, processed_at) "+
+				"SELECT 'orders', 'expired-' || n, now() - interval '8 days', now() - interval '8 days' FROM generate_series(1, $1) AS n", expired)
+			var duplicates, deleted atomic.Int64
 			var wg sync.WaitGroup
+			for range 3 {
+				cleaner, err := cleanup.New(cleanup.Config{Store: store, Observer: observerFunc(func(event cleanup.RunEvent) {
+					deleted.Add(int64(event.Deleted))
+				})})
+				if err != nil {
+					t.Fatal(err)
+				}
+				wg.Go(func() {
+					if err := cleaner.RunOnce(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
 			for client := range clients {
 				wg.Go(func() {
 					for n := range 2 * messages { // each message twice
@@ -59,6 +76,12 @@ func TestPgBouncer(t *testing.T) {
 			wg.Wait()
 			if got := duplicates.Load(); got != clients*messages {
 				t.Errorf("%d duplicates", got)
+			}
+			if got := deleted.Load(); got != expired {
+				t.Errorf("%d expired records were deleted", got)
+			}
+			if got := count(t, pool, table); got != clients*messages {
+				t.Errorf("%d records", got)
 			}
 			if got := count(t, pool, effects(table)); got != clients*messages {
 				t.Errorf("%d effects", got)
@@ -81,3 +104,7 @@ func TestPgBouncer(t *testing.T) {
 		})
 	}
 }
+
+type observerFunc func(cleanup.RunEvent)
+
+func (f observerFunc) ObserveCleanup(event cleanup.RunEvent) { f(event) }
