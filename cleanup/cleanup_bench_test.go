@@ -43,7 +43,7 @@ func BenchmarkMessagesBesideCleanup(b *testing.B) {
 	for _, database := range databases() {
 		b.Run("database="+database.name, func(b *testing.B) {
 			for b.Loop() {
-				besideCleanup(b, database, benchRows(b, 20_000))
+				besideCleanup(b, database, benchRows(b, 5_000))
 			}
 		})
 	}
@@ -157,7 +157,7 @@ func BenchmarkDeleteBacklog(b *testing.B) {
 	for _, database := range databases() {
 		for _, cleaners := range []int{1, 3} {
 			b.Run(fmt.Sprintf("database=%s/cleaners=%d", database.name, cleaners), func(b *testing.B) {
-				rows := benchRows(b, 20_000)
+				rows := benchRows(b, 5_000)
 				var elapsed time.Duration
 				for b.Loop() {
 					elapsed += deleteBacklog(b, database, cleaners, rows)
@@ -197,7 +197,7 @@ func deleteBacklog(b *testing.B, database database, cleaners, rows int) time.Dur
 func BenchmarkSQLiteWriterBesideCleanup(b *testing.B) {
 	for _, cleaned := range []bool{false, true} {
 		b.Run("cleanup="+strconv.FormatBool(cleaned), func(b *testing.B) {
-			rows := benchRows(b, 20_000)
+			rows := benchRows(b, 5_000)
 			var longest time.Duration
 			for b.Loop() {
 				table := newTable(b, sqlite)
@@ -234,7 +234,7 @@ func BenchmarkInsertByID(b *testing.B) {
 		for _, ids := range []struct{ name, id string }{{"random", database.randomID}, {"ordered", database.orderedID}} {
 			b.Run("database="+database.name+"/ids="+ids.name, func(b *testing.B) {
 				const perInsert = 10_000
-				rows := benchRows(b, 20_000)
+				rows := benchRows(b, 5_000)
 				table := newTable(b, database)
 				table.fillWith(b, rows, ids.id)
 				table.analyze(b)
@@ -283,7 +283,7 @@ func BenchmarkConstantLoad(b *testing.B) {
 				var cleaning sync.WaitGroup
 				cleaning.Go(func() { _ = cleaner.Run(ctx) })
 				var load load
-				rounds := benchRows(b, 20_000) / benchRound
+				rounds := benchRows(b, 5_000) / benchRound
 				for quarter := range 4 {
 					for range max(rounds/4, 1) {
 						load.round(b, table)
