@@ -10,8 +10,8 @@ const (
 	minBatchSize = 10
 
 	// pauseFactor is how many times longer than the batch before it a pause is, before it is shortened at random: a
-	// cleaner keeps the database busy for a twelfth of the time, and as little as that also when batches take long.
-	pauseFactor = 15
+	// cleaner keeps the database busy for a twentieth of the time, and as little as that also when batches take long.
+	pauseFactor = 24
 
 	// maxHurryAfter is how long there may always be more to delete until pauses are halved, and then halved again. A
 	// backlog is no reason for haste, but an inbox that grows faster than it is cleaned up would grow without end.

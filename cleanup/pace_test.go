@@ -123,16 +123,16 @@ func TestPauseGrowsWithTheBatches(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ batch, min, max time.Duration }{
 		{0, 5 * time.Millisecond, 10 * time.Millisecond},
-		{500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond},
-		{10 * time.Millisecond, 75 * time.Millisecond, 150 * time.Millisecond},
-		{time.Second, 7500 * time.Millisecond, 15 * time.Second},
+		{400 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond},
+		{10 * time.Millisecond, 120 * time.Millisecond, 240 * time.Millisecond},
+		{time.Second, 12 * time.Second, 24 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &scriptedStore{script: func(_ context.Context, call call) (int, error) {
 				time.Sleep(test.batch)
 				return call.limit, nil
 			}}
-			cleaner := newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 200})
+			cleaner := newCleaner(t, cleanup.Config{Store: store, BatchSize: 10, MaxRows: 100})
 			if err := cleaner.RunOnce(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func TestPausesShrinkWhenThereIsAlwaysMore(t *testing.T) {
 					longest[step] = max(longest[step], pause)
 				}
 			}
-			for step, factor := range map[time.Duration]time.Duration{0: 15, 1: 7, 2: 3, 3: 1, 4: 1, 5: 1, 6: 15} {
+			for step, factor := range map[time.Duration]time.Duration{0: 24, 1: 12, 2: 6, 3: 3, 4: 1, 5: 1, 6: 24} {
 				wantBetween(t, "the longest pause", longest[step], factor*batch*8/10, factor*batch)
 			}
 		})
