@@ -55,46 +55,57 @@ func TestStalledCommit(t *testing.T) {
 	}
 }
 
-// TestEveryStall stalls the connection at each message of a delivery in turn. The message's context ends the delivery, and
-// from the commit on CommitTimeout does.
+// TestEveryStall stalls the connection at each message of a delivery in turn, or loses each that is a whole request. (A part
+// of one is not lost alone: TCP loses nothing in the middle.) The message's context ends the delivery, and from the commit
+// on CommitTimeout does.
 func TestEveryStall(t *testing.T) {
 	t.Parallel()
 	for _, stack := range stacks() {
-		t.Run(stack.name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t, stack, true)
-			normal, impatient := s.timeout, s.newHandler(inbox.Config{CommitTimeout: stallTimeout})
-			patient := s.handler
-			fault := wireproxy.Fault{Kind: wireproxy.Stall, From: wireproxy.FromClient}
-			if stack.name == "lib-pq" { // it has nothing that ends a handler's own statement
-				fault.Match = func(m wireproxy.Message) bool { return m.Text != "" && !strings.Contains(m.Text, s.effects) }
-			}
-			for fault.N = 1; ; fault.N++ {
-				s.mustDeliver(watermill.NewUUID()) // so that the connection is there, and knows the statements
-				id := watermill.NewUUID()
-				s.proxy.Reset()
-				trap := s.proxy.Arm(fault)
-				s.timeout, s.handler = stallTimeout, impatient
-				err := s.deliver(id)
-				s.timeout, s.handler = normal, patient
-				trap.Release() // what was held arrives late, unless the driver closed the connection
-				at, fired := trap.Fired()
-				if err != nil && !steps.MatchString(err.Error()) {
-					t.Errorf("the error names no step: %v", err)
+		for _, kind := range []wireproxy.Kind{wireproxy.Stall, wireproxy.Drop} {
+			t.Run(stack.name+"/"+kind.String(), func(t *testing.T) {
+				t.Parallel()
+				// Of this stack's requests, only a COMMIT without outputs is one message.
+				outputs := kind == wireproxy.Stall || stack.name != "pgx-cache-statement"
+				s := newScene(t, stack, outputs)
+				normal, impatient := s.timeout, s.newHandler(inbox.Config{CommitTimeout: stallTimeout})
+				patient := s.handler
+				fault := wireproxy.Fault{Kind: kind, From: wireproxy.FromClient}
+				fault.Match = func(m wireproxy.Message) bool {
+					switch {
+					case kind == wireproxy.Drop:
+						return m.Name == "Query" || strings.HasPrefix(m.Name, "COM_")
+					case stack.name == "lib-pq": // it has nothing that ends a handler's own statement
+						return m.Text != "" && !strings.Contains(m.Text, s.effects)
+					}
+					return true
 				}
-				s.redeliver(id, err)
-				s.check(id)
-				if t.Failed() {
-					t.Fatalf("stalled at message %d (%s), error: %v\n%s", fault.N, at, err, s.proxy.Snapshot())
+				for fault.N = 1; ; fault.N++ {
+					s.mustDeliver(watermill.NewUUID()) // so that the connection is there, and knows the statements
+					id := watermill.NewUUID()
+					s.proxy.Reset()
+					trap := s.proxy.Arm(fault)
+					s.timeout, s.handler = stallTimeout, impatient
+					err := s.deliver(id)
+					s.timeout, s.handler = normal, patient
+					trap.Release() // what was held arrives late, unless the driver closed the connection
+					at, fired := trap.Fired()
+					if err != nil && !steps.MatchString(err.Error()) {
+						t.Errorf("the error names no step: %v", err)
+					}
+					s.redeliver(id, err)
+					s.check(id)
+					if t.Failed() {
+						t.Fatalf("fault at message %d (%s), error: %v\n%s", fault.N, at, err, s.proxy.Snapshot())
+					}
+					if !fired {
+						break
+					}
 				}
-				if !fired {
-					break
+				if kind == wireproxy.Stall && fault.N < 4 || fault.N < 2 {
+					t.Errorf("only %d messages were hit", fault.N-1)
 				}
-			}
-			if fault.N < 4 {
-				t.Errorf("only %d messages were stalled", fault.N-1)
-			}
-		})
+			})
+		}
 	}
 }
 
