@@ -15,7 +15,7 @@ help: ## list the targets
 .PHONY: test
 test: build servers ## test everything, with throwaway servers
 	$(SERVERS) $(TEST) ./...
-	$(SERVERS) $(GO) test -run TestTorture -timeout 10m ./internal/e2e
+	$(SERVERS) $(GO) test -count=1 -run TestTorture -timeout 10m ./internal/e2e
 
 .PHONY: build
 build: ## build and vet every module
@@ -26,7 +26,7 @@ build: ## build and vet every module
 ci: export INBOX_TEST_REQUIRE = postgres,mariadb,rabbitmq,pgbouncer,galera,spin
 ci: tidy build lint servers ## everything that has to pass
 	$(SERVERS) $(TEST) ./...
-	$(SERVERS) $(GO) test -v -run TestTorture -timeout 10m ./internal/e2e
+	$(SERVERS) $(GO) test -v -count=1 -run TestTorture -timeout 10m ./internal/e2e
 	$(SERVERS) $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 10m ./...
 	$(GO) -C _examples run ./quickstart
 
@@ -50,7 +50,7 @@ bench: servers ## benchmarks
 torture: export INBOX_TORTURE_MESSAGES ?= 100000
 torture: export INBOX_TORTURE_DURATION ?= 10m
 torture: servers ## a pipeline in which everything is killed at random (INBOX_TORTURE_MESSAGES, INBOX_TORTURE_DURATION, INBOX_TEST_SEED)
-	$(SERVERS) $(GO) test -v -run '^TestTorture$$' -timeout 6h ./internal/e2e
+	$(SERVERS) $(GO) test -v -count=1 -run '^TestTorture$$' -timeout 6h ./internal/e2e
 
 .PHONY: quickstart
 quickstart: ## the main job, on an embedded database
