@@ -20,8 +20,9 @@ import (
 // it commits, but too late for what a handler wrote after it ignored the error. A guarded connection refuses every
 // further statement, and the commit, until the transaction is rolled back, and says which error it was.
 //
-// The errors are deadlock, lock wait timeout, changed record and rollback by the cluster (1213, 1205, 1020, 3101) on
-// MySQL and MariaDB; interrupt, full disk, I/O error and lack of memory on SQLite. Errors of other databases change nothing.
+// The errors are deadlock, lock wait timeout, full lock table, changed record and rollback by the cluster (1213, 1205,
+// 1206, 1020, 3101) on MySQL and MariaDB; interrupt, full disk, I/O error and lack of memory on SQLite. Errors of other
+// databases change nothing.
 //
 // A guarded connection has every optional interface of the driver's; where the driver lacks one, it behaves as
 // database/sql does without. [database/sql.Conn.Raw] hands out the guarded connection, whose method

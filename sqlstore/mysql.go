@@ -154,7 +154,7 @@ func readTimeout(driverConn any) (timeout int64, known bool) {
 		driverConn = guarded.Unwrap()
 	}
 	conn := reflect.ValueOf(driverConn)
-	if conn.Kind() != reflect.Pointer || packagePath(driverConn) != "github.com/go-sql-driver/mysql" {
+	if conn.Kind() != reflect.Pointer || dialect.PackagePath(driverConn) != "github.com/go-sql-driver/mysql" {
 		return 0, false
 	}
 	config := conn.Elem().FieldByName("cfg")

@@ -56,7 +56,7 @@ func (postgreSQL) mustSeal(t *Tx) (bool, error) {
 // transaction, 'E' in an aborted one. For lib/pq, which looks at it before each COMMIT, it is always 'T'. Other drivers,
 // and those that wrap these two, are unknown.
 func transactionStatus(driverConn any) (status byte, known bool) {
-	switch packagePath(driverConn) {
+	switch dialect.PackagePath(driverConn) {
 	case "github.com/lib/pq":
 		return 'T', true
 	case "github.com/jackc/pgx/v5/stdlib":

@@ -33,7 +33,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -131,20 +130,7 @@ func New(db *sql.DB, config Config) (*Store, error) {
 
 // isPgx reports whether db's driver is pgx, which caches statements itself, in a way that its user configured.
 func isPgx(db *sql.DB) bool {
-	return strings.HasPrefix(packagePath(db.Driver()), "github.com/jackc/pgx/")
-}
-
-// packagePath returns where the type of a driver, or of its connection, is from: all that is known of one that is not
-// imported.
-func packagePath(v any) string {
-	t := reflect.TypeOf(v)
-	if t == nil {
-		return ""
-	}
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	return t.PkgPath()
+	return strings.HasPrefix(dialect.PackagePath(db.Driver()), "github.com/jackc/pgx/")
 }
 
 // unwrap returns the driver's own connection, below a [Guard] or anything else that can be unwrapped.

@@ -314,7 +314,7 @@ func (t *Tx) endWith(ctx context.Context) func() bool {
 func libPQConn(conn *sql.Conn) driver.Conn {
 	var found driver.Conn
 	_ = conn.Raw(func(driverConn any) error {
-		if pq, ok := unwrap(driverConn).(driver.Conn); ok && packagePath(pq) == "github.com/lib/pq" {
+		if pq, ok := unwrap(driverConn).(driver.Conn); ok && dialect.PackagePath(pq) == "github.com/lib/pq" {
 			found = pq
 		}
 		return nil

@@ -61,7 +61,7 @@ func ClassifyPostgreSQL(err error) Class {
 func ClassifyMySQL(err error) Class {
 	return classify(err, func(err error) Class {
 		switch mySQLNumber(err) {
-		case 1213, 1020, 3101: // deadlock, record changed since last read, rolled back by the cluster during commit
+		case 1213, 1206, 1020, 3101: // deadlock, lock table full, record changed since last read, undone by the cluster
 			return Transient
 		case 1205: // lock wait timeout
 			return LockTimeout
@@ -81,11 +81,7 @@ func ClassifyMySQL(err error) Class {
 // ClassifySQLite returns the class of an error that modernc.org/sqlite returned.
 func ClassifySQLite(err error) Class {
 	return classify(err, func(err error) Class {
-		coded, ok := err.(interface{ Code() int })
-		if !ok {
-			return Other
-		}
-		switch code := coded.Code(); code & 0xff { // the rest says more about the same code
+		switch code := sqliteCode(err); code & 0xff { // the rest says more about the same code
 		case 5, 6: // SQLITE_BUSY, SQLITE_LOCKED
 			return Transient
 		case 9: // SQLITE_INTERRUPT

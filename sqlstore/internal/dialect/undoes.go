@@ -3,7 +3,7 @@ package dialect
 import (
 	"context"
 	"errors"
-	"reflect"
+	"slices"
 )
 
 // Undoes reports whether err says that MySQL, MariaDB or SQLite undid the transaction, or a statement of it, so that what
@@ -16,41 +16,19 @@ func undoes(err error) bool {
 	if err == nil {
 		return false
 	}
-	switch wrapper := err.(type) { //nolint:errorlint // walks the tree itself
-	case interface{ Code() int }:
-		switch wrapper.Code() & 0xff {
-		case 7, 9, 10, 13: // SQLITE_NOMEM, _INTERRUPT, _IOERR, _FULL
-			return true
-		}
-		return false
-	case interface{ Unwrap() error }:
-		if undoes(wrapper.Unwrap()) {
-			return true
-		}
-	case interface{ Unwrap() []error }:
-		for _, wrapped := range wrapper.Unwrap() {
-			if undoes(wrapped) {
-				return true
-			}
-		}
-	}
 	switch mySQLNumber(err) {
-	case 1213, 1205, 1020, 3101:
+	case 1213, 1205, 1206, 1020, 3101:
 		return true
 	}
+	switch sqliteCode(err) & 0xff {
+	case 7, 9, 10, 13: // SQLITE_NOMEM, _INTERRUPT, _IOERR, _FULL
+		return true
+	}
+	switch wrapper := err.(type) { //nolint:errorlint // walks the tree itself
+	case interface{ Unwrap() error }:
+		return undoes(wrapper.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(wrapper.Unwrap(), undoes)
+	}
 	return false
-}
-
-// mySQLNumber returns the code of go-sql-driver's error, which is in a field, so that it takes reflection to read it
-// without the driver. It is 0 for other errors.
-func mySQLNumber(err error) uint64 {
-	v := reflect.ValueOf(err)
-	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
-		return 0
-	}
-	number := v.Elem().FieldByName("Number")
-	if !number.IsValid() || number.Kind() != reflect.Uint16 {
-		return 0
-	}
-	return number.Uint()
 }
