@@ -144,15 +144,9 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 		return freshCopies(context.WithoutCancel(r.event.Context), record.Outputs), nil //nolint:contextcheck // the message's own
 	}
 
-	txCtx := txctx.With(ctx, &txctx.Frame{Native: tx.Native(), Store: r.config.Store, Key: r.claim.Key})
-	produced, err := r.run(txCtx)
+	outputs, err := r.produce(ctx, tx)
 	handled := time.Now()
 	r.event.Handler += handled.Sub(claimed)
-	if err != nil {
-		r.explain(err)
-		return nil, fail(keepEnd(ctx, err))
-	}
-	outputs, err := r.accept(txCtx, produced)
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -168,6 +162,19 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	over = true
 	r.event.Outputs = len(outputs)
 	return outputs, nil
+}
+
+// produce runs the handler, whose context carries the transaction, and returns those messages that are to be recorded.
+func (r *delivery) produce(ctx context.Context, tx Tx) ([]*message.Message, error) {
+	frame := &txctx.Frame{Native: tx.Native(), Store: r.config.Store, Key: r.claim.Key}
+	defer frame.End() // on a panic and a Goexit too
+	ctx = txctx.With(ctx, frame)
+	produced, err := r.run(ctx)
+	if err != nil {
+		r.explain(err)
+		return nil, keepEnd(ctx, err)
+	}
+	return r.accept(ctx, produced)
 }
 
 // run runs the handler, or the function given to Process.

@@ -47,7 +47,7 @@ type DeliveryEvent struct {
 	Err error
 
 	// Claim is the time spent waiting for other deliveries of the key, for a connection, and on the claim; Handler is
-	// the time in the handler; Commit is the time spent on the seal and the COMMIT. All attempts are added up.
+	// the time in the handler, and what its outbox took; Commit is the time spent on the seal and the COMMIT. All attempts are added up.
 	Claim, Handler, Commit time.Duration
 
 	// Retries counts the attempts after the first one, each in a new transaction.

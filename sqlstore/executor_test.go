@@ -26,7 +26,6 @@ func TestExecutorIsTheTransactionInAHandlerAndTheDatabaseOutside(t *testing.T) {
 	t.Parallel()
 	forEach(t, targets(), func(t *testing.T, target target) {
 		store, db, _ := newStore(t, target)
-		var kept context.Context
 		processIn(t, t.Context(), store, "m", func(ctx context.Context) error {
 			want, ok := inbox.TxFromContext[*sql.Tx](ctx)
 			if !ok {
@@ -35,15 +34,41 @@ func TestExecutorIsTheTransactionInAHandlerAndTheDatabaseOutside(t *testing.T) {
 			if got := store.Executor(ctx); got != sqlstore.Executor(want) {
 				t.Errorf("the executor in a handler is %T %p", got, got)
 			}
-			kept = ctx
 			return nil
 		})
-		for name, ctx := range map[string]context.Context{"outside": t.Context(), "after the handler": kept} {
-			if got := store.Executor(ctx); got != sqlstore.Executor(db) {
-				t.Errorf("the executor %s is a %T", name, got)
-			}
+		if got := store.Executor(t.Context()); got != sqlstore.Executor(db) {
+			t.Errorf("the executor outside is a %T", got)
 		}
 	})
+}
+
+func TestExecutorOfAHandlerThatIsOverDoesNotGoOnWithoutItsTransaction(t *testing.T) {
+	t.Parallel()
+	store, db, _ := newStore(t, sqliteSeveral)
+	effects := newEffects(t, db)
+	failed := errors.New("the handler failed")
+	for name, wrapped := range map[string]inbox.Store{"plain": store, "wrapped": &wrappedStore{store}} {
+		for outcome, result := range map[string]error{"committed": nil, "rolled back": failed} {
+			dedup, err := inbox.NewDeduplicator(inbox.Config{Store: wrapped})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var left context.Context
+			key := inbox.Key{Consumer: name, MessageID: outcome}
+			err = dedup.Process(t.Context(), key, func(ctx context.Context) error {
+				left = ctx
+				return result
+			})
+			if !errors.Is(err, result) {
+				t.Fatal(err)
+			}
+			_, err = store.Executor(left).ExecContext(t.Context(), "INSERT INTO "+effects+" (id) VALUES (1)")
+			if !errors.Is(err, sql.ErrTxDone) {
+				t.Errorf("%s, %s: error %v", name, outcome, err)
+			}
+		}
+	}
+	wantCount(t, db, effects, 0)
 }
 
 // wrappedStore is a store inside of another, as instrumentation may have it.

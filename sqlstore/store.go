@@ -153,11 +153,19 @@ type Executor interface {
 }
 
 // Executor returns this store's transaction if ctx carries one, as in a handler, and the database otherwise. So a
-// repository that runs its statements on it works inside and outside of handlers.
+// repository that runs its statements on it works inside and outside of handlers. In a goroutine that a handler left
+// behind it is the transaction still, which returns [sql.ErrTxDone]: what the handler began does not go on without it.
 func (s *Store) Executor(ctx context.Context) Executor {
 	frame := txctx.Find(ctx, func(frame *txctx.Frame) bool {
 		tx, ok := frame.Native.(*sql.Tx)
-		return ok && s.isLive(tx)
+		if !ok {
+			return false
+		}
+		if store, ok := frame.Store.(*Store); ok {
+			return store == s
+		}
+		// Another type of store may wrap this one, and knows its transactions as long as they live.
+		return s.isLive(tx) || frame.Ended()
 	})
 	if frame == nil {
 		return s.db

@@ -1,7 +1,10 @@
 // Package txctx carries inbox transactions in a context.
 package txctx
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 type ctxKey struct{}
 
@@ -14,7 +17,14 @@ type Frame struct {
 	Store, Key any
 
 	outer *Frame
+	ended atomic.Bool
 }
+
+// End says that the handler is done with the transaction, though a goroutine that it left may still have the context.
+func (f *Frame) End() { f.ended.Store(true) }
+
+// Ended reports whether End was called.
+func (f *Frame) Ended() bool { return f.ended.Load() }
 
 // With returns a context that carries frame, inside of those that ctx carries. The frame belongs to the context
 // afterwards.
