@@ -131,15 +131,28 @@ GROUP BY index_name, non_unique`, args...)
 		"primary key (consumer, message_id)", "index (outputs_pending, received_at)")...), nil
 }
 
-// settingFaults looks into the driver's connection for readTimeout, the only thing that bounds its COMMIT. It says nothing
-// if it cannot tell.
+// settingFaults asks for what makes a statement, or a COMMIT, something else. It looks into the driver's connection for
+// readTimeout, the only thing that bounds its COMMIT, and says nothing of that if it cannot tell.
 func (mySQL) settingFaults(ctx context.Context, s *Store) ([]string, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	var faults []string
+	var (
+		faults     []string
+		autocommit bool
+		completion string
+	)
+	if err := conn.QueryRowContext(ctx, "SELECT @@autocommit, @@completion_type").Scan(&autocommit, &completion); err != nil {
+		return nil, err
+	}
+	if !autocommit {
+		faults = append(faults, "autocommit is off: a handler's statement beside its transaction is never committed")
+	}
+	if completion != "NO_CHAIN" {
+		faults = append(faults, fmt.Sprintf("completion_type is %s, want NO_CHAIN: a COMMIT does more than to commit", completion))
+	}
 	err = conn.Raw(func(driverConn any) error {
 		if timeout, known := readTimeout(unwrap(driverConn)); known && timeout == 0 {
 			faults = append(faults, "readTimeout is not set in the DSN: nothing else bounds a COMMIT whose server went silent")

@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"iter"
@@ -18,16 +19,22 @@ import (
 // keysPerStatement keeps statements on many keys below every database's number of parameters.
 const keysPerStatement = 200
 
-// MarkOutputsPublished implements [inbox.OutputsMarker]. After an error some of the keys may be marked; marking them again
-// does no harm.
+// MarkOutputsPublished implements [inbox.OutputsMarker]. After an error none of the keys is marked, or, if it was one of the
+// commit, all may be; marking them again does no harm.
 func (s *Store) MarkOutputsPublished(ctx context.Context, keys []inbox.Key) error {
 	sorted := slices.SortedFunc(slices.Values(keys), func(a, b inbox.Key) int { // so that two of these do not deadlock
 		return cmp.Or(cmp.Compare(a.Consumer, b.Consumer), cmp.Compare(a.MessageID, b.MessageID))
 	})
-	for batch := range batches(slices.Compact(sorted)) {
-		if _, err := s.db.ExecContext(ctx, s.statements.MarkPublished(len(batch)), keyArgs(batch)...); err != nil {
-			return s.wrap(ctx, "mark outputs as published", err)
+	err := s.inTx(ctx, func(tx *sql.Tx) error {
+		for batch := range batches(slices.Compact(sorted)) {
+			if _, err := tx.ExecContext(ctx, s.statements.MarkPublished(len(batch)), keyArgs(batch)...); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return s.wrap(ctx, "mark outputs as published", err)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (postgreSQL) createSchema(ctx context.Context, s *Store, statements []strin
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte("inbox schema " + s.config.Table))
 	lock := fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(hash.Sum64())) //nolint:gosec // any number will do
-	return s.inTx(ctx, append([]string{lock}, statements...))
+	return s.execAll(ctx, append([]string{lock}, statements...))
 }
 
 func (postgreSQL) tableFaults(ctx context.Context, s *Store) ([]string, error) {

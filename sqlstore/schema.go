@@ -66,24 +66,35 @@ func (s *Store) initializeSchema(ctx context.Context, statements []string) error
 	return s.check(ctx, s.database.tableFaults)
 }
 
-// inTx runs statements in a transaction.
-func (s *Store) inTx(ctx context.Context, statements []string) error {
+// execAll runs statements in a transaction.
+func (s *Store) execAll(ctx context.Context, statements []string) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		for _, statement := range statements {
+			if _, err := tx.ExecContext(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// inTx runs fn in a transaction. What writes does so in one even for a single statement: on MySQL, autocommit may be off.
+func (s *Store) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	for _, statement := range statements {
-		if _, err := tx.ExecContext(ctx, statement); err != nil {
-			return err
-		}
+	if err := fn(tx); err != nil {
+		return err
 	}
 	return tx.Commit()
 }
 
 // CheckSchema reports everything that keeps the store from working: a missing table, columns, types, keys or indexes that
 // are not those of [Migrations], collations that take different keys for one. It also reports settings that a store
-// relies on: on SQLite WAL and a busy_timeout, on MySQL the readTimeout in the DSN of github.com/go-sql-driver/mysql.
+// relies on: on SQLite WAL and a busy_timeout, on MySQL autocommit and completion_type, and the readTimeout in the DSN of
+// github.com/go-sql-driver/mysql.
 func (s *Store) CheckSchema(ctx context.Context) error {
 	return s.check(ctx, s.database.tableFaults, s.database.settingFaults)
 }

@@ -356,12 +356,19 @@ func TestCheckSchemaNamesSettings(t *testing.T) {
 		"SQLiteBusyTimeout": {sqlstore.SQLite, "sqlite", file() + "?_pragma=busy_timeout(1000)", []string{"journal_mode"}},
 		"SQLiteMemory":      {sqlstore.SQLite, "sqlite", ":memory:", nil},
 		"MariaDB":           {sqlstore.MySQL, "mysql", "", []string{"readTimeout"}},
+		"MariaDBChain":      {sqlstore.MySQL, "mysql", "completion_type=1", []string{"completion_type is CHAIN", "readTimeout"}},
+		"MariaDBAutocommit": {sqlstore.MySQL, "mysql", "autocommit=0", []string{"autocommit is off", "readTimeout"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 
 			if test.driver == "mysql" {
-				test.dsn = mysqlDSN(t, func(c *mysql.Config) { c.ReadTimeout = 0 })
+				test.dsn = mysqlDSN(t, func(c *mysql.Config) {
+					c.ReadTimeout = 0
+					if name, value, ok := strings.Cut(test.dsn, "="); ok {
+						c.Params = map[string]string{name: value}
+					}
+				})
 			}
 			db := open(t, test.driver, test.dsn)
 			db.SetMaxOpenConns(1)

@@ -29,7 +29,7 @@ func (sqlite) claimStatement(_ context.Context, s *Store, claim inbox.Claim) (cl
 func (sqlite) mustSeal(*Tx) (bool, error) { return true, nil }
 
 func (sqlite) createSchema(ctx context.Context, s *Store, statements []string) error {
-	return s.inTx(ctx, statements)
+	return s.execAll(ctx, statements)
 }
 
 func (s sqlite) tableFaults(ctx context.Context, store *Store) ([]string, error) {

@@ -33,6 +33,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -181,18 +182,42 @@ func (s *Store) isLive(tx *sql.Tx) bool {
 }
 
 // Forget deletes the record of a key, so that its next delivery is processed as if it were the first, and drops outputs
-// that wait to be published. A key without a record is no error. The key is as its message has it; of a record that was
-// read from the table, use the stored form as it is.
+// that wait to be published. A key without a record is no error. The key is as its message has it or, if no record is found
+// by that, in its stored form.
 func (s *Store) Forget(ctx context.Context, key inbox.Key) error {
-	key, err := key.Normalize()
+	normalized, err := key.Normalize()
 	if err != nil {
 		return err
 	}
-	if _, err := s.db.ExecContext(ctx, s.statements.Forget, key.Consumer, key.MessageID); err != nil {
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		for _, consumer := range storedForms(key.Consumer, normalized.Consumer) {
+			for _, id := range storedForms(key.MessageID, normalized.MessageID) {
+				result, err := tx.ExecContext(ctx, s.statements.Forget, consumer, id)
+				if err != nil {
+					return err
+				}
+				if rows, err := result.RowsAffected(); err != nil || rows > 0 {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
 		return s.wrap(ctx, "forget key", err)
 	}
 	return nil
 }
+
+// storedForms returns how a part of a key may be stored: normalized, or as it is if it is the stored form already.
+func storedForms(part, normalized string) []string {
+	if hashed.MatchString(part) {
+		return []string{normalized, part}
+	}
+	return []string{normalized}
+}
+
+var hashed = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
 
 // IsTransient implements [inbox.TransientClassifier], by the codes of the database's errors.
 func (s *Store) IsTransient(err error) bool {
