@@ -232,7 +232,8 @@ func (d *Deduplicator) ShouldPoison(err error) bool {
 // ends. Call it after the router was closed. What is not marked by then is published again by the next duplicate, with
 // the same UUIDs; the error says how much that is. Close is not needed for the guarantee.
 //
-// The Deduplicator can be used afterwards, but marks nothing any more.
+// The Deduplicator can be used afterwards, but marks no outputs that it hands out from then on. Close may be called again, to
+// mark what an earlier call left.
 func (d *Deduplicator) Close(ctx context.Context) error {
 	if d.published == nil {
 		return nil

@@ -152,6 +152,9 @@ func (r *delivery) attempt(ctx context.Context) ([]*message.Message, error) {
 	}
 
 	r.warnIfSettled()
+	if len(outputs) > 0 && r.published != nil {
+		r.published.forget(r.claim.Key)
+	}
 	commitCtx, cancel := r.commits.begin(ctx)
 	defer cancel()
 	err = tx.Commit(commitCtx, outputs)

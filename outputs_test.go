@@ -232,6 +232,79 @@ func TestMarkingGoesOnSoonAfterALostConnection(t *testing.T) {
 	}
 }
 
+// TestMarkDoesNotReachTheNextLifeOfItsKey: between an acknowledgment and its mark, the key may be forgotten and processed
+// again, with outputs of its own.
+func TestMarkDoesNotReachTheNextLifeOfItsKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		dedup := newDeduplicator(t, store)
+		h := dedup.Middleware(produce(1))
+		first := newMessage("id")
+		if _, err := h(first); err != nil {
+			t.Fatal(err)
+		}
+		first.Ack()
+		delete(store.rows, inbox.Key{Consumer: consumer, MessageID: "id"})
+		second := newMessage("id")
+		if _, err := h(second); err != nil {
+			t.Fatal(err)
+		}
+		second.Nack() // their publish failed
+		time.Sleep(time.Second)
+		if row := store.row("id"); len(row.Outputs) != 1 {
+			t.Error("outputs that were not published are marked")
+		}
+		third := newMessage("id")
+		if produced, err := h(third); err != nil || len(produced) != 1 {
+			t.Errorf("the duplicate returned %d messages, error %v", len(produced), err)
+		}
+		third.Ack()
+		closeDeduplicator(t, dedup)
+		if row := store.row("id"); len(row.Outputs) != 0 {
+			t.Error("not marked as published")
+		}
+	})
+}
+
+func TestCloseCanBeCalledAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		store.onMark = func() error { return errors.New("database down") }
+		dedup := newDeduplicator(t, store)
+		msg := newMessage("id")
+		if _, err := dedup.Middleware(produce(1))(msg); err != nil {
+			t.Fatal(err)
+		}
+		msg.Ack()
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			err := dedup.Close(ctx)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "of 1 message") {
+				t.Errorf("Close: %v", err)
+			}
+		}
+
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- dedup.Close(ctx) }()
+		synctest.Wait()
+		store.onMark = nil
+		cancel() // stops the work that both calls wait for
+		if err := dedup.Close(t.Context()); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("Close: %v", err)
+		}
+		if len(store.marked) != 1 {
+			t.Errorf("%d marked", len(store.marked))
+		}
+	})
+}
+
 func TestMarkerForgetsMessagesThatAreNeverSettled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -36,8 +36,8 @@ type publishedMarker struct {
 	logger  watermill.LoggerAdapter
 
 	mu       sync.Mutex
-	watched  []handedOut
-	unmarked []Key // acknowledged
+	watched  map[Key][]handedOut
+	unmarked map[Key]struct{} // acknowledged
 	running  *markerRun
 	closed   bool
 }
@@ -51,13 +51,14 @@ type markerRun struct {
 // handedOut is a message whose outputs are with the router.
 type handedOut struct {
 	msg   *message.Message
-	key   Key
 	ctx   context.Context //nolint:containedctx // what msg carries may be replaced by the router at any time
 	since time.Time
 }
 
 func newPublishedMarker(store OutputsMarker, timeout time.Duration, logger watermill.LoggerAdapter) *publishedMarker {
-	return &publishedMarker{store: store, timeout: timeout, logger: logger}
+	return &publishedMarker{
+		store: store, timeout: timeout, logger: logger, watched: make(map[Key][]handedOut), unmarked: make(map[Key]struct{}),
+	}
 }
 
 // watch marks the key's outputs as published once msg is acknowledged. The router acknowledges after it published, so
@@ -71,25 +72,42 @@ func (p *publishedMarker) watch(ctx context.Context, msg *message.Message, key K
 	if p.closed {
 		return
 	}
-	p.watched = append(p.watched, handedOut{msg: msg, key: key, ctx: ctx, since: time.Now()})
-	if p.running == nil {
+	p.watched[key] = append(p.watched[key], handedOut{msg: msg, ctx: ctx, since: time.Now()})
+	p.start() //nolint:contextcheck // for many messages
+}
+
+// forget drops what is known of the key, which is about to have new outputs: its record was deleted, so that what was
+// acknowledged before says nothing of them.
+func (p *publishedMarker) forget(key Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.watched, key)
+	delete(p.unmarked, key)
+}
+
+// start returns the goroutine, which it starts if there is something to do, or nil. It is called with the lock held.
+func (p *publishedMarker) start() *markerRun {
+	if p.running == nil && p.left() > 0 {
 		ctx, cancel := context.WithCancel(context.Background())
 		p.running = &markerRun{cancel: cancel, ended: make(chan struct{})}
-		go p.run(ctx, p.running) //nolint:contextcheck // for many messages
+		go p.run(ctx, p.running)
 	}
+	return p.running
 }
+
+func (p *publishedMarker) left() int { return len(p.watched) + len(p.unmarked) }
 
 func (p *publishedMarker) run(ctx context.Context, run *markerRun) {
 	defer close(run.ended)
 	defer run.cancel()
 	interval := markInterval
-	for p.pending() {
+	for p.goesOn(ctx) {
 		timer := time.NewTimer(interval)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return
+			continue
 		}
 		for keys := p.collect(); len(keys) > 0; keys = p.collect() {
 			if err := p.mark(ctx, keys); err != nil {
@@ -103,11 +121,11 @@ func (p *publishedMarker) run(ctx context.Context, run *markerRun) {
 	}
 }
 
-// pending reports whether anything is left to do. If not, the goroutine that asked has to end.
-func (p *publishedMarker) pending() bool {
+// goesOn reports whether there is anything left to do, and time for it. If not, the goroutine that asked has to end.
+func (p *publishedMarker) goesOn(ctx context.Context) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.watched) == 0 && len(p.unmarked) == 0 {
+	if p.left() == 0 || ctx.Err() != nil {
 		p.running = nil
 		return false
 	}
@@ -120,18 +138,32 @@ func (p *publishedMarker) collect() []Key {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.watched = slices.DeleteFunc(p.watched, func(m handedOut) bool {
-		acked, nacked := settled(m.msg)
-		if acked {
-			p.unmarked = append(p.unmarked, m.key)
+	for key, messages := range p.watched {
+		messages = slices.DeleteFunc(messages, func(m handedOut) bool {
+			acked, nacked := settled(m.msg)
+			if acked {
+				p.unmarked[key] = struct{}{}
+			}
+			age := now.Sub(m.since)
+			return acked || nacked || age > unsettledAtMost || age > unsettledAfterEnd && m.ctx.Err() != nil
+		})
+		if _, acked := p.unmarked[key]; acked || len(messages) == 0 {
+			delete(p.watched, key)
+		} else {
+			p.watched[key] = messages
 		}
-		age := now.Sub(m.since)
-		return acked || nacked || age > unsettledAtMost || age > unsettledAfterEnd && m.ctx.Err() != nil
-	})
-	return slices.Clone(p.unmarked[:min(len(p.unmarked), markBatchSize)])
+	}
+	keys := make([]Key, 0, min(len(p.unmarked), markBatchSize))
+	for key := range p.unmarked {
+		if len(keys) == markBatchSize {
+			break
+		}
+		keys = append(keys, key)
+	}
+	return keys
 }
 
-// mark marks the first of the unmarked keys.
+// mark marks keys that are unmarked.
 func (p *publishedMarker) mark(ctx context.Context, keys []Key) error {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
@@ -140,7 +172,9 @@ func (p *publishedMarker) mark(ctx context.Context, keys []Key) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.unmarked = slices.Delete(p.unmarked, 0, len(keys))
+	for _, key := range keys {
+		delete(p.unmarked, key)
+	}
 	return nil
 }
 
@@ -148,32 +182,36 @@ func (p *publishedMarker) mark(ctx context.Context, keys []Key) error {
 func (p *publishedMarker) proven(key Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Contains(p.unmarked, key) || slices.ContainsFunc(p.watched, func(m handedOut) bool {
+	_, unmarked := p.unmarked[key]
+	return unmarked || slices.ContainsFunc(p.watched[key], func(m handedOut) bool {
 		acked, _ := settled(m.msg)
-		return acked && m.key == key
+		return acked
 	})
 }
 
 // close lets the goroutine finish its work, and stops it when ctx ends.
 func (p *publishedMarker) close(ctx context.Context) error {
-	p.mu.Lock()
-	p.closed = true
-	run := p.running
-	p.mu.Unlock()
-	if run == nil {
-		return nil
+	for {
+		p.mu.Lock()
+		p.closed = true
+		run := p.start() //nolint:contextcheck // it is stopped below
+		p.mu.Unlock()
+		if run == nil {
+			return nil
+		}
+		select {
+		case <-run.ended: // with its work, or with another call's context
+			continue
+		case <-ctx.Done():
+			run.cancel()
+			<-run.ended
+		}
+		p.mu.Lock()
+		left := p.left()
+		p.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		return fmt.Errorf("inbox: mark outputs as published: those of %d messages are left: %w", left, ctx.Err())
 	}
-	select {
-	case <-run.ended:
-		return nil
-	case <-ctx.Done():
-		run.cancel()
-		<-run.ended
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if left := len(p.watched) + len(p.unmarked); left > 0 {
-		return fmt.Errorf("inbox: mark outputs as published: %d messages left: %w", left, ctx.Err())
-	}
-	return nil
 }

@@ -184,6 +184,9 @@ func (s *Store) isLive(tx *sql.Tx) bool {
 // Forget deletes the record of a key, so that its next delivery is processed as if it were the first, and drops outputs
 // that wait to be published. A key without a record is no error. The key is as its message has it or, if no record is found
 // by that, in its stored form.
+//
+// Forget no key whose message is being delivered: a process that has published its outputs, but not yet marked them, may
+// take those of the next delivery for the ones that it published.
 func (s *Store) Forget(ctx context.Context, key inbox.Key) error {
 	normalized, err := key.Normalize()
 	if err != nil {
