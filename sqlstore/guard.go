@@ -22,7 +22,7 @@ import (
 //
 // The errors are deadlock, lock wait timeout, full lock table, changed record and rollback by the cluster (1213, 1205,
 // 1206, 1020, 3101) on MySQL and MariaDB; interrupt, full disk, I/O error and lack of memory on SQLite. Errors of other
-// databases change nothing.
+// databases change nothing. What a conflict on SQLite rolls back (INSERT OR ROLLBACK, RAISE(ROLLBACK)) counts as well.
 //
 // A guarded connection has every optional interface of the driver's; where the driver lacks one, it behaves as
 // database/sql does without. [database/sql.Conn.Raw] hands out the guarded connection, whose method
@@ -70,10 +70,24 @@ func (c *guardedConn) refuse() error {
 
 // check notes an error that undid the transaction, and returns err.
 func (c *guardedConn) check(err error) error {
-	if c.inTx && c.undone == nil && dialect.Undoes(err) {
+	if err != nil && c.inTx && c.undone == nil && (dialect.Undoes(err) || dialect.IsSQLite(err) && c.isUndone()) {
 		c.undone = err
 	}
 	return err
+}
+
+// isUndone asks SQLite whether the transaction is gone, which after INSERT OR ROLLBACK or RAISE(ROLLBACK) only the database
+// knows. In a transaction, BEGIN is an error and does nothing.
+func (c *guardedConn) isUndone() bool {
+	execer, ok := c.Conn.(driver.ExecerContext)
+	if !ok {
+		return false
+	}
+	_, err := execer.ExecContext(context.Background(), "BEGIN", nil)
+	if err == nil {
+		_, _ = execer.ExecContext(context.Background(), "ROLLBACK", nil)
+	}
+	return !dialect.IsInTransaction(err)
 }
 
 // isRollback reports whether query is the one statement that is never refused.

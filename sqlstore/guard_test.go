@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"reflect"
 	"strings"
@@ -133,6 +134,73 @@ func TestGuardRefusesWhatFollowsAnUndoneTransaction(t *testing.T) {
 		process(t, store, "id")
 		wantCount(t, db, table, 1)
 	})
+}
+
+// TestGuardNoticesARollbackOnConflict has SQLite undo the transaction for a conflict, which only the statement asks for: the
+// error's code says nothing of it.
+func TestGuardNoticesARollbackOnConflict(t *testing.T) {
+	t.Parallel()
+	for name, conflict := range map[string]string{
+		"Insert":  "INSERT OR ROLLBACK INTO %s VALUES (7)",
+		"Update":  "UPDATE OR ROLLBACK %s SET id = 7 WHERE id = 1",
+		"Trigger": "UPDATE %s SET id = 8 WHERE id = 7",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, db, table := newStore(t, guardedSQLite)
+			effects := newEffects(t, db)
+			mustExec(t, db, "INSERT INTO "+effects+" VALUES (7)")
+			mustExec(t, db, "CREATE TRIGGER no_update_"+effects+" BEFORE UPDATE ON "+effects+" WHEN old.id = 7 BEGIN "+
+				"SELECT RAISE(ROLLBACK, 'not this one'); END")
+			tx, native := begin(t, store, "id")
+			mustExec(t, native, "INSERT INTO "+effects+" VALUES (1)")
+			failed := fmt.Sprintf(conflict, effects)
+			if _, err := native.ExecContext(t.Context(), failed); err == nil {
+				t.Fatal("no conflict")
+			}
+			_, err := native.ExecContext(t.Context(), "INSERT INTO "+effects+" VALUES (2)")
+			wantError(t, err, nil, "refused until the rollback")
+			wantError(t, tx.Commit(t.Context(), nil), nil, "inbox: ")
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Error(err)
+			}
+			wantCount(t, db, effects, 1)
+			wantCount(t, db, table, 0)
+			db.SetMaxOpenConns(1)
+			process(t, store, "id")
+		})
+	}
+}
+
+// TestGuardLetsATransactionGoOnAfterAnErrorThatUndoesNothing: a conflict is what some handlers expect.
+func TestGuardLetsATransactionGoOnAfterAnErrorThatUndoesNothing(t *testing.T) {
+	t.Parallel()
+	store, db, table := newStore(t, guardedSQLite)
+	effects := newEffects(t, db)
+	tx, native := begin(t, store, "id")
+	mustExec(t, native, "INSERT INTO "+effects+" VALUES (1)")
+	rows, err := native.QueryContext(t.Context(), "SELECT id FROM "+effects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		t.Fatal("no row")
+	}
+	for _, failed := range []string{"INSERT INTO %s VALUES (1)", "INSERT OR FAIL INTO %s VALUES (1)", "no SQL %s"} {
+		if _, err := native.ExecContext(t.Context(), fmt.Sprintf(failed, effects)); err == nil {
+			t.Fatal("no conflict")
+		}
+	}
+	if err := rows.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, native, "INSERT INTO "+effects+" VALUES (2)")
+	if err := tx.Commit(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	wantCount(t, db, effects, 2)
+	wantCount(t, db, table, 1)
 }
 
 func TestGuardAllowsARawRollback(t *testing.T) {

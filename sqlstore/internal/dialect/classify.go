@@ -99,9 +99,16 @@ func ClassifySQLite(err error) Class {
 	})
 }
 
+// IsSQLite reports whether err is one of modernc.org/sqlite's, or wraps one.
+func IsSQLite(err error) bool { return contains(err, func(err error) bool { return sqliteCode(err) != 0 }) }
+
 // IsNoTransaction reports whether err, which SQLite gave to a ROLLBACK, says that there is no transaction. Of the errors
 // that it can give to one, that is the only SQLITE_ERROR.
 func IsNoTransaction(err error) bool { return ClassifySQLite(err) == Schema }
+
+// IsInTransaction reports whether err, which SQLite gave to a BEGIN, says that there is a transaction already. It is the only
+// SQLITE_ERROR that it can give to one.
+func IsInTransaction(err error) bool { return ClassifySQLite(err) == Schema }
 
 // classify returns the most telling class in err's tree.
 func classify(err error, class func(error) Class) Class {
