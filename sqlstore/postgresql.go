@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -156,7 +157,20 @@ WHERE NOT has_table_privilege(to_regclass($1::text), privilege)`, name)
 	return faults, err
 }
 
-func (postgreSQL) settingFaults(context.Context, *Store) ([]string, error) { return nil, nil }
+// settingFaults reads a value as the store reads its records. pgx, in the modes in which the server sends text, knows one of
+// the two forms that a value may have.
+func (postgreSQL) settingFaults(ctx context.Context, s *Store) ([]string, error) {
+	var output string
+	if err := s.db.QueryRowContext(ctx, "SELECT current_setting('bytea_output')").Scan(&output); err != nil || output == "hex" {
+		return nil, err
+	}
+	var value []byte
+	err := s.db.QueryRowContext(ctx, `SELECT '\x00ff5c'::bytea`).Scan(&value)
+	if err == nil && bytes.Equal(value, []byte{0, 0xff, '\\'}) {
+		return nil, nil
+	}
+	return []string{fmt.Sprintf("bytea_output is %s, want hex: the driver cannot read it", output)}, ctx.Err()
+}
 
 func (postgreSQL) deleteExpired(ctx context.Context, s *Store, age int64, limit int) (int, error) {
 	return s.expired.Delete(limit, func(limit int, after int64) (deleted int, last int64, err error) {

@@ -355,6 +355,9 @@ func TestCheckSchemaNamesSettings(t *testing.T) {
 		"SQLiteWAL":         {sqlstore.SQLite, "sqlite", file() + "?_pragma=journal_mode(WAL)", []string{"busy_timeout"}},
 		"SQLiteBusyTimeout": {sqlstore.SQLite, "sqlite", file() + "?_pragma=busy_timeout(1000)", []string{"journal_mode"}},
 		"SQLiteMemory":      {sqlstore.SQLite, "sqlite", ":memory:", nil},
+		"PgxEscape":         {sqlstore.PostgreSQL, "pgx", "default_query_exec_mode=simple_protocol", []string{"bytea_output"}},
+		"PgxBinary":         {sqlstore.PostgreSQL, "pgx", "", nil},
+		"LibPQEscape":       {sqlstore.PostgreSQL, "postgres", "", nil},
 		"MariaDB":           {sqlstore.MySQL, "mysql", "", []string{"readTimeout"}},
 		"MariaDBChain":      {sqlstore.MySQL, "mysql", "completion_type=1", []string{"completion_type is CHAIN", "readTimeout"}},
 		"MariaDBAutocommit": {sqlstore.MySQL, "mysql", "autocommit=0", []string{"autocommit is off", "readTimeout"}},
@@ -362,6 +365,9 @@ func TestCheckSchemaNamesSettings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 
+			if test.dialect == sqlstore.PostgreSQL {
+				test.dsn = withParam(withParam(postgresDSN(t), "bytea_output=escape"), test.dsn)
+			}
 			if test.driver == "mysql" {
 				test.dsn = mysqlDSN(t, func(c *mysql.Config) {
 					c.ReadTimeout = 0

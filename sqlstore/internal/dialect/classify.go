@@ -100,7 +100,9 @@ func ClassifySQLite(err error) Class {
 }
 
 // IsSQLite reports whether err is one of modernc.org/sqlite's, or wraps one.
-func IsSQLite(err error) bool { return contains(err, func(err error) bool { return sqliteCode(err) != 0 }) }
+func IsSQLite(err error) bool {
+	return contains(err, func(err error) bool { return sqliteCode(err) != 0 })
+}
 
 // IsNoTransaction reports whether err, which SQLite gave to a ROLLBACK, says that there is no transaction. Of the errors
 // that it can give to one, that is the only SQLITE_ERROR.
