@@ -220,7 +220,7 @@ func (t *Tx) Commit(ctx context.Context, outputs []*message.Message) error {
 		if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // what drivers say while they have rows to read
 			return dialect.Wrap(ctx, "seal record", err, "the connection is lost, or "+dialect.HintBusy)
 		}
-		return t.store.wrap(ctx, "seal record", err)
+		return dialect.Wrap(ctx, "seal record", err, t.store.commitHint(err))
 	}
 	err := t.tx.Commit()
 	stop()
@@ -264,7 +264,15 @@ func (t *Tx) wrapCommit(ctx context.Context, err error) error {
 	case errors.Is(err, sql.ErrTxDone):
 		return dialect.Wrap(ctx, "commit", err, dialect.HintEnded)
 	}
-	return dialect.Wrap(ctx, "commit", err, dialect.CommitHint(t.store.database.classify(err), err))
+	return dialect.Wrap(ctx, "commit", err, t.store.commitHint(err))
+}
+
+// commitHint returns what usually lies behind an error from the seal or the COMMIT, or "".
+func (s *Store) commitHint(err error) string {
+	if s.config.Dialect == SQLite && dialect.IsNoTransaction(err) {
+		return dialect.HintEnded
+	}
+	return dialect.CommitHint(s.database.classify(err), err)
 }
 
 // ConnectionLost implements [inbox.LossDetector].

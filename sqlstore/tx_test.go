@@ -738,3 +738,32 @@ func checkTimes(t *testing.T, db *sql.DB, stores []*sqlstore.Store) {
 		}
 	}
 }
+
+// TestASessionThatTheHandlerLeftChangedIsExplained has the seal look for the table in another schema, or look at it as
+// somebody who must not.
+func TestASessionThatTheHandlerLeftChangedIsExplained(t *testing.T) {
+	t.Parallel()
+	output := []*message.Message{message.NewMessage("output", nil)}
+	forEach(t, []target{pgxStdlib, pgxSimple, libPQ}, func(t *testing.T, target target) {
+		store, db, table := newStore(t, target)
+		other := newTableName()
+		mustExec(t, db, "CREATE SCHEMA "+other)
+		mustExec(t, db, "CREATE TABLE "+other+"."+table+" (LIKE "+table+")")
+		mustExec(t, db, "CREATE ROLE "+other)
+		t.Cleanup(func() {
+			mustExec(t, db, "DROP SCHEMA "+other+" CASCADE")
+			mustExec(t, db, "DROP ROLE "+other)
+		})
+		for _, change := range []string{
+			"SET LOCAL search_path = pg_catalog",
+			"SET LOCAL search_path = there_is_none",
+			"SET LOCAL search_path = " + other,
+			"SET LOCAL ROLE " + other,
+		} {
+			tx, native := begin(t, store, "id")
+			mustExec(t, native, change)
+			wantError(t, tx.Commit(t.Context(), output), nil, "inbox: seal record: ", "the handler left ", "search_path")
+			wantUnclaimed(t, store, "id")
+		}
+	})
+}

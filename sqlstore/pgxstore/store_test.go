@@ -592,6 +592,20 @@ func TestExecutorIsThisStoresTransactionOrThePool(t *testing.T) {
 	}
 }
 
+func TestASessionThatTheHandlerLeftChangedIsExplained(t *testing.T) {
+	t.Parallel()
+	store, _, _ := newStore(t, pgx.QueryExecModeCacheStatement)
+	for _, change := range []string{"SET LOCAL search_path = pg_catalog", "SET LOCAL ROLE pg_monitor"} {
+		tx, native := begin(t, store, "id")
+		if _, err := native.Exec(t.Context(), change); err != nil {
+			t.Fatal(err)
+		}
+		output := []*message.Message{message.NewMessage("output", nil)}
+		wantError(t, tx.Commit(t.Context(), output), "inbox: commit: ", "the handler left ", "search_path")
+		wantUnclaimed(t, store, "id")
+	}
+}
+
 func TestExhaustedPoolIsExplained(t *testing.T) {
 	t.Parallel()
 	_, _, table := newStore(t, pgx.QueryExecModeCacheStatement)

@@ -14,6 +14,9 @@ const (
 	// Canceled means that the server stopped the statement: its context ended, a timeout, an operator.
 	Canceled
 
+	// Privilege means that the role may not do that.
+	Privilege
+
 	// Schema means that a table or column is not there.
 	Schema
 
@@ -48,6 +51,8 @@ func ClassifyPostgreSQL(err error) Class {
 			return StaleStatement
 		case "42P01", "42703", "42P10", "3F000": // undefined table, column, conflict target, schema
 			return Schema
+		case "42501": // insufficient_privilege
+			return Privilege
 		case "57014": // query_canceled
 			return Canceled
 		case "25P02": // in_failed_sql_transaction

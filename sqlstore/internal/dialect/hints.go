@@ -20,6 +20,10 @@ const (
 	// HintSchema explains a table or column that is not there.
 	HintSchema = "create or migrate the inbox table: see InitializeSchema, Migrations and CheckSchema"
 
+	// HintSession explains a table that was there when the key was claimed.
+	HintSession = "the handler left the session's search_path or role changed: set it back before it returns, or give the " +
+		"store a qualified Table, and the role the inbox's privileges"
+
 	// HintPool explains the wait for a connection that ended without one.
 	HintPool = "no connection became free in time: the pool is too small for the handlers that run at once, or handlers " +
 		"use the database beside their transaction and so need a second connection"
@@ -59,9 +63,12 @@ func HandlerHint(class Class, err error, exhausted bool) string {
 	return Hint(class, err)
 }
 
-// CommitHint returns what usually lies behind an error of that class from COMMIT, or "". COMMIT of an aborted transaction
-// is an error without a code in pgx and lib/pq.
+// CommitHint returns what usually lies behind an error of that class from the seal or the COMMIT, or "". COMMIT of an aborted
+// transaction is an error without a code in pgx and lib/pq.
 func CommitHint(class Class, err error) string {
+	if class == Schema || class == Privilege {
+		return HintSession
+	}
 	if text := err.Error(); strings.Contains(text, "resulted in rollback") || strings.Contains(text, "failed transaction") {
 		return HintAborted
 	}
