@@ -99,9 +99,12 @@ WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?`, args...).Scan(
 	}
 
 	columns, err := queryColumns(ctx, s.db, `
-SELECT column_name, CONCAT(column_type, COALESCE(CONCAT(' COLLATE ', collation_name), '')), is_nullable = 'NO'
+SELECT column_name,
+	CASE WHEN collation_name IS NULL THEN column_type ELSE CONCAT(column_type, ' COLLATE ', collation_name) END,
+	is_nullable = 'NO'
 FROM information_schema.columns
-WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?`, args...)
+WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?
+LIMIT 1000`, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +126,8 @@ SELECT CONCAT(CASE WHEN index_name = 'PRIMARY' THEN 'primary key' WHEN non_uniqu
 	' (', GROUP_CONCAT(column_name ORDER BY seq_in_index SEPARATOR ', '), ')')
 FROM information_schema.statistics
 WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?
-GROUP BY index_name, non_unique`, args...)
+GROUP BY index_name, non_unique
+LIMIT 1000`, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -142,13 +146,18 @@ func (mySQL) settingFaults(ctx context.Context, s *Store) ([]string, error) {
 	var (
 		faults     []string
 		autocommit bool
+		safe       bool
 		completion string
 	)
-	if err := conn.QueryRowContext(ctx, "SELECT @@autocommit, @@completion_type").Scan(&autocommit, &completion); err != nil {
+	if err := conn.QueryRowContext(ctx, "SELECT @@autocommit, @@sql_safe_updates, @@completion_type").
+		Scan(&autocommit, &safe, &completion); err != nil {
 		return nil, err
 	}
 	if !autocommit {
 		faults = append(faults, "autocommit is off: a handler's statement beside its transaction is never committed")
+	}
+	if safe {
+		faults = append(faults, "sql_safe_updates is on: it refuses to mark outputs as published, and to delete records")
 	}
 	if completion != "NO_CHAIN" {
 		faults = append(faults, fmt.Sprintf("completion_type is %s, want NO_CHAIN: a COMMIT does more than to commit", completion))

@@ -93,8 +93,8 @@ func (s *Store) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 
 // CheckSchema reports everything that keeps the store from working: a missing table, columns, types, keys or indexes that
 // are not those of [Migrations], collations that take different keys for one. It also reports settings that a store
-// relies on: on PostgreSQL a bytea_output that the driver reads, on MySQL autocommit, completion_type and the readTimeout in
-// the DSN of github.com/go-sql-driver/mysql, on SQLite WAL and a busy_timeout.
+// relies on: on PostgreSQL a bytea_output that the driver reads, on MySQL autocommit, completion_type, sql_safe_updates and
+// the readTimeout in the DSN of github.com/go-sql-driver/mysql, on SQLite WAL and a busy_timeout.
 func (s *Store) CheckSchema(ctx context.Context) error {
 	return s.check(ctx, s.database.tableFaults, s.database.settingFaults)
 }

@@ -360,6 +360,10 @@ func TestCheckSchemaNamesSettings(t *testing.T) {
 		"LibPQEscape":       {sqlstore.PostgreSQL, "postgres", "", nil},
 		"MariaDB":           {sqlstore.MySQL, "mysql", "", []string{"readTimeout"}},
 		"MariaDBChain":      {sqlstore.MySQL, "mysql", "completion_type=1", []string{"completion_type is CHAIN", "readTimeout"}},
+		"MariaDBSafe":       {sqlstore.MySQL, "mysql", "sql_safe_updates=1", []string{"sql_safe_updates is on", "readTimeout"}},
+		"MariaDBFewRows":    {sqlstore.MySQL, "mysql", "sql_select_limit=3", []string{"readTimeout"}},
+		"MariaDBOracle":     {sqlstore.MySQL, "mysql", "sql_mode='ORACLE'", []string{"readTimeout"}},
+		"MariaDBNoEmpty":    {sqlstore.MySQL, "mysql", "sql_mode='EMPTY_STRING_IS_NULL'", []string{"readTimeout"}},
 		"MariaDBAutocommit": {sqlstore.MySQL, "mysql", "autocommit=0", []string{"autocommit is off", "readTimeout"}},
 	} {
 		t.Run(name, func(t *testing.T) {
