@@ -35,7 +35,7 @@ func (r *delivery) handleMessage(ctx context.Context) ([]*message.Message, error
 		r.claim.Fingerprint = fingerprint(r.msg)
 	}
 	if r.config.StorePayload {
-		r.claim.Message = r.msg
+		r.claim.Message = r.msg.Copy() // the handler may change it, and be run again
 	}
 
 	outputs, err := r.deliver(ctx)

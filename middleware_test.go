@@ -1,6 +1,7 @@
 package inbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -611,6 +612,29 @@ func TestFingerprintTellsAnotherPayload(t *testing.T) {
 	}
 }
 
+// TestStorePayloadStoresWhatWasDelivered has a handler change the message before it has to be run again.
+func TestStorePayloadStoresWhatWasDelivered(t *testing.T) {
+	t.Parallel()
+	store := newFakeStore()
+	dedup := newDeduplicator(t, store, func(c *inbox.Config) { c.StorePayload = true })
+	msg := message.NewMessage("id", []byte("delivered"))
+	msg.Metadata.Set("by", "producer")
+	_, err := dedup.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		msg.Payload = []byte("changed")
+		msg.Metadata.Set("by", "handler")
+		if store.begins == 1 {
+			return nil, errDeadlock
+		}
+		return nil, nil
+	})(msg)
+	if err != nil || len(store.claims) != 2 {
+		t.Fatalf("%d claims, error %v", len(store.claims), err)
+	}
+	if got := store.claims[1].Message; string(got.Payload) != "delivered" || got.Metadata.Get("by") != "producer" {
+		t.Errorf("stored payload %q, metadata %v", got.Payload, got.Metadata)
+	}
+}
+
 func TestStorePayloadPassesTheMessageToTheStore(t *testing.T) {
 	t.Parallel()
 	for _, on := range []bool{false, true} {
@@ -619,8 +643,8 @@ func TestStorePayloadPassesTheMessageToTheStore(t *testing.T) {
 		if _, err := newDeduplicator(t, store, func(c *inbox.Config) { c.StorePayload = on }).Middleware(do)(msg); err != nil {
 			t.Fatal(err)
 		}
-		if got := store.claims[0].Message == msg; got != on {
-			t.Errorf("StorePayload %t: passed %t", on, got)
+		if got := store.claims[0].Message; (got != nil) != on || on && (got.UUID != msg.UUID || !bytes.Equal(got.Payload, msg.Payload)) {
+			t.Errorf("StorePayload %t: passed %+v", on, got)
 		}
 	}
 }

@@ -60,8 +60,8 @@ type Claim struct {
 	// Fingerprint is stored with the record. Nil if [Config].Fingerprint is off.
 	Fingerprint []byte
 
-	// Message is the delivery, whose payload and metadata are stored with the record. Nil if [Config].StorePayload is
-	// off.
+	// Message is a copy of the delivery, whose payload and metadata are stored with the record. Nil if
+	// [Config].StorePayload is off.
 	Message *message.Message
 }
 

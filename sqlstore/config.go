@@ -52,7 +52,8 @@ type Config struct {
 	// DisablePreparedStatements sends every statement of the inbox unprepared. It is for drivers that prepare statements on
 	// the server behind a pooler that spreads a session over connections, as PgBouncer does in transaction mode:
 	// github.com/lib/pq, which needs binary_parameters=yes in its DSN there as well. Statements through pgx are never
-	// prepared here: its default_query_exec_mode decides. Defaults to false: statements are prepared once per connection.
+	// prepared here: its default_query_exec_mode decides; but a driver that wraps pgx, as instrumentation does, is not
+	// known to be pgx. Defaults to false: statements are prepared once per connection.
 	DisablePreparedStatements bool
 }
 

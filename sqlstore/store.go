@@ -8,6 +8,9 @@
 // and without touching the session's lock_timeout. A host that vanishes keeps its claims until its connection is found
 // to be dead: set tcp_keepalives_idle and idle_in_transaction_session_timeout.
 //
+// The record is looked for again when the handler returned. A handler that changes the search_path or the role sets it back,
+// or Table is qualified and the role may write to it.
+//
 // # MySQL and MariaDB
 //
 // The driver's COMMIT and ROLLBACK take no context. What bounds them is readTimeout in its DSN, which [Store.CheckSchema]

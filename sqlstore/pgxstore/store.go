@@ -11,6 +11,9 @@
 // A claim waits for another transaction's claim of the same message in the database, for as long as the inbox allows, and
 // without touching the session's lock_timeout. A host that vanishes keeps its claims until its connection is found to be
 // dead: set tcp_keepalives_idle and idle_in_transaction_session_timeout.
+//
+// The record is looked for again when the handler returned. A handler that changes the search_path or the role sets it back,
+// or Table is qualified and the role may write to it.
 package pgxstore
 
 import (
