@@ -42,9 +42,19 @@ func TestMiddlewareOrder(t *testing.T) {
 		return order{poison, staleRetry, short, recoverer, inbox}
 	}
 
+	failingAfter := func(poison, inbox message.HandlerMiddleware) order {
+		return order{poison, func(h message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				_, err := h(msg)
+				return nil, errors.Join(err, errScripted)
+			}
+		}, inbox}
+	}
+
 	fail := func(s *shop, _ int32, msg *message.Message) error {
 		return errors.Join(s.takeFromStock(msg), errScripted)
 	}
+	succeed := func(s *shop, _ int32, msg *message.Message) error { return s.takeFromStock(msg) }
 	doPanic := func(s *shop, _ int32, msg *message.Message) error {
 		_ = s.takeFromStock(msg)
 		panic("scripted")
@@ -109,6 +119,8 @@ func TestMiddlewareOrder(t *testing.T) {
 		{name: "Retry inside of the inbox, on PostgreSQL", store: "pgx", order: retryInside, handler: abort, deliveries: 1, runs: 3, poisoned: 1, logged: "put Retry and PoisonQueue outside the inbox", replayRuns: 1},
 		// A panic passes Retry and PoisonQueue unseen: one run per delivery, as many as it takes.
 		{name: "Recoverer outermost", store: "sqlite", order: recovererOutermost, handler: panicSixTimes, deliveries: 7, runs: 7, effects: 1, rows: 1},
+		// What it decides comes too late.
+		{name: "a middleware that fails after the inbox", store: "sqlite", order: failingAfter, handler: succeed, deliveries: 1, runs: 1, poisoned: 1, effects: 1, rows: 1, replayRuns: 0},
 		// The retries have an ended context and do not reach the handler. (An ended context is not poisoned.)
 		{name: "Retry without ResetContextOnRetry", store: "sqlite", order: retryStale, handler: hangOnce, deliveries: 2, runs: 2, effects: 1, rows: 1},
 	} {
