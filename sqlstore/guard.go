@@ -79,13 +79,9 @@ func (c *guardedConn) check(err error) error {
 // isUndone asks SQLite whether the transaction is gone, which after INSERT OR ROLLBACK or RAISE(ROLLBACK) only the database
 // knows. In a transaction, BEGIN is an error and does nothing.
 func (c *guardedConn) isUndone() bool {
-	execer, ok := c.Conn.(driver.ExecerContext)
-	if !ok {
-		return false
-	}
-	_, err := execer.ExecContext(context.Background(), "BEGIN", nil)
+	tx, err := c.Conn.Begin() //nolint:staticcheck // what there is without a context
 	if err == nil {
-		_, _ = execer.ExecContext(context.Background(), "ROLLBACK", nil)
+		_ = tx.Rollback()
 	}
 	return !dialect.IsInTransaction(err)
 }
